@@ -1,0 +1,234 @@
+//! The bricks every family is built from: convolution, normalisation, linear, pooling, with PyTorch's defaults and names.
+
+use std::cell::RefCell;
+
+use tch::{Kind, Tensor};
+
+use crate::params::{Init, Scope};
+
+/// A part of a network: one tensor in, one tensor out. Not tch's `ModuleT`, because a pass is more than train or eval (see `Pass`).
+pub trait Layer: Send {
+    fn forward(&self, xs: &Tensor, pass: Pass) -> Tensor;
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Batch statistics, running statistics move.
+    Train,
+    /// Running statistics.
+    Eval,
+    /// Eval of weights that will not change again while this network lives: BatchNorm is folded into the convolution before it, once.
+    Frozen,
+}
+
+/// What a forward pass needs to know beyond its input. `noise` seeds what a layer draws in training (drop-path), so that a forward
+/// depends on nothing global and gives the same result on any thread.
+#[derive(Debug, Clone, Copy)]
+pub struct Pass {
+    pub mode: Mode,
+    pub noise: u64,
+}
+
+impl Pass {
+    pub const EVAL: Pass = Pass { mode: Mode::Eval, noise: 0 };
+    pub const FROZEN: Pass = Pass { mode: Mode::Frozen, noise: 0 };
+
+    pub fn train(noise: u64) -> Pass {
+        Pass { mode: Mode::Train, noise }
+    }
+}
+
+/// Layers one after another.
+pub struct Chain(pub Vec<Box<dyn Layer>>);
+
+impl Layer for Chain {
+    fn forward(&self, xs: &Tensor, pass: Pass) -> Tensor {
+        self.0.iter().fold(xs.shallow_clone(), |xs, layer| layer.forward(&xs, pass))
+    }
+}
+
+/// The map as it is.
+pub struct Identity;
+
+impl Layer for Identity {
+    fn forward(&self, xs: &Tensor, _: Pass) -> Tensor {
+        xs.shallow_clone()
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct ConvShape {
+    pub c_in: i64,
+    pub c_out: i64,
+    pub kernel: i64,
+    pub stride: i64,
+    pub padding: i64,
+    pub dilation: i64,
+    pub groups: i64,
+}
+
+impl ConvShape {
+    /// k x k with "same" padding.
+    pub const fn new(c_in: i64, c_out: i64, kernel: i64, stride: i64) -> ConvShape {
+        ConvShape { c_in, c_out, kernel, stride, padding: kernel / 2, dilation: 1, groups: 1 }
+    }
+
+    pub const fn depthwise(channels: i64, kernel: i64, stride: i64) -> ConvShape {
+        ConvShape { groups: channels, ..ConvShape::new(channels, channels, kernel, stride) }
+    }
+
+    pub fn fan_in(self) -> i64 {
+        self.c_in / self.groups * self.kernel * self.kernel
+    }
+
+    /// torch's default for convolutions and linear layers: uniform within 1/sqrt(fan_in).
+    pub fn default_init(self) -> Init {
+        Init::Uniform(1.0 / (self.fan_in() as f64).sqrt())
+    }
+
+    /// Kaiming normal over the fan-out, as the released CIFAR and torchvision's ImageNet ResNets start.
+    pub fn fan_out_init(self) -> Init {
+        Init::Normal((2.0 / (self.kernel * self.kernel * self.c_out / self.groups) as f64).sqrt())
+    }
+}
+
+/// A convolution without bias.
+pub struct Conv {
+    pub weight: Tensor,
+    pub bias: Option<Tensor>,
+    pub shape: ConvShape,
+}
+
+impl Conv {
+    pub fn new(scope: Scope, shape: ConvShape, init: Init) -> Conv {
+        let weight = scope.var("weight", &[shape.c_out, shape.c_in / shape.groups, shape.kernel, shape.kernel], init);
+        Conv { weight, bias: None, shape }
+    }
+
+    /// With a bias, as torch starts it.
+    pub fn biased(scope: Scope, shape: ConvShape, init: Init) -> Conv {
+        let bias = scope.var("bias", &[shape.c_out], shape.default_init());
+        Conv { bias: Some(bias), ..Conv::new(scope, shape, init) }
+    }
+
+    fn apply(&self, xs: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
+        let ConvShape { stride: s, padding: p, dilation: d, groups, .. } = self.shape;
+        xs.conv2d(weight, bias, [s, s], [p, p], [d, d], groups)
+    }
+}
+
+impl Layer for Conv {
+    fn forward(&self, xs: &Tensor, _: Pass) -> Tensor {
+        self.apply(xs, &self.weight, self.bias.as_ref())
+    }
+}
+
+/// BatchNorm with PyTorch's defaults: weight 1 (tch draws it at random), bias 0, eps 1e-5, momentum 0.1.
+pub struct BatchNorm {
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    batches: Tensor,
+}
+
+const BN_EPS: f64 = 1e-5;
+const BN_MOMENTUM: f64 = 0.1;
+
+impl BatchNorm {
+    pub fn new(scope: Scope, channels: i64) -> BatchNorm {
+        let cpu = (Kind::Float, tch::Device::Cpu);
+        BatchNorm {
+            weight: scope.var("weight", &[channels], Init::Const(1.0)),
+            bias: scope.var("bias", &[channels], Init::Const(0.0)),
+            mean: scope.buffer("running_mean", Tensor::zeros([channels], cpu)),
+            var: scope.buffer("running_var", Tensor::ones([channels], cpu)),
+            batches: scope.buffer("num_batches_tracked", Tensor::zeros([], (Kind::Int64, tch::Device::Cpu))),
+        }
+    }
+
+    /// y = xs * scale + shift in eval mode, both [channels].
+    fn affine(&self) -> (Tensor, Tensor) {
+        let _guard = tch::no_grad_guard();
+        let scale = &self.weight / (&self.var + BN_EPS).sqrt();
+        let shift = &self.bias - &self.mean * &scale;
+        (scale, shift)
+    }
+}
+
+impl Layer for BatchNorm {
+    fn forward(&self, xs: &Tensor, pass: Pass) -> Tensor {
+        let train = pass.mode == Mode::Train;
+        if train {
+            let _guard = tch::no_grad_guard();
+            let _ = self.batches.shallow_clone().g_add_scalar_(1);
+        }
+        let (weight, bias, mean, var) = (Some(&self.weight), Some(&self.bias), Some(&self.mean), Some(&self.var));
+        xs.batch_norm(weight, bias, mean, var, train, BN_MOMENTUM, BN_EPS, true)
+    }
+}
+
+/// A convolution whose output goes into one BatchNorm and nowhere else: frozen networks fold the second into the first.
+pub struct ConvBn {
+    conv: Conv,
+    bn: BatchNorm,
+    folded: RefCell<Option<(Tensor, Tensor)>>,
+}
+
+impl ConvBn {
+    /// Two scopes, because the pair is named by the network (`conv1`/`bn1`, `downsample.0`/`.1`, WRN's `conv1`/`bn2`).
+    pub fn new(conv: Scope, bn: Scope, shape: ConvShape, init: Init) -> ConvBn {
+        ConvBn { bn: BatchNorm::new(bn, shape.c_out), conv: Conv::new(conv, shape, init), folded: RefCell::new(None) }
+    }
+}
+
+impl Layer for ConvBn {
+    fn forward(&self, xs: &Tensor, pass: Pass) -> Tensor {
+        if pass.mode != Mode::Frozen {
+            return self.bn.forward(&self.conv.forward(xs, pass), pass);
+        }
+        let mut folded = self.folded.borrow_mut();
+        let (weight, bias) = folded.get_or_insert_with(|| {
+            let (scale, shift) = self.bn.affine();
+            (self.conv.weight.detach() * scale.view([-1, 1, 1, 1]), shift)
+        });
+        self.conv.apply(xs, weight, Some(bias))
+    }
+}
+
+/// ConvBn and a ReLU in place: BatchNorm's backward needs its input, not its output.
+pub struct ConvBnRelu(pub ConvBn);
+
+impl Layer for ConvBnRelu {
+    fn forward(&self, xs: &Tensor, pass: Pass) -> Tensor {
+        self.0.forward(xs, pass).relu_()
+    }
+}
+
+pub struct Linear {
+    pub weight: Tensor,
+    pub bias: Option<Tensor>,
+}
+
+impl Linear {
+    /// torch's default start: weight and bias uniform within 1/sqrt(d_in).
+    pub fn new(scope: Scope, d_in: i64, d_out: i64) -> Linear {
+        let init = Init::Uniform(1.0 / (d_in as f64).sqrt());
+        Linear::with_init(scope, d_in, d_out, init, Some(init))
+    }
+
+    pub fn with_init(scope: Scope, d_in: i64, d_out: i64, weight: Init, bias: Option<Init>) -> Linear {
+        Linear { weight: scope.var("weight", &[d_out, d_in], weight), bias: bias.map(|init| scope.var("bias", &[d_out], init)) }
+    }
+}
+
+impl Layer for Linear {
+    fn forward(&self, xs: &Tensor, _: Pass) -> Tensor {
+        xs.linear(&self.weight, self.bias.as_ref())
+    }
+}
+
+/// Global average pooling: [B, C, H, W] -> [B, C].
+pub fn pool(map: &Tensor) -> Tensor {
+    map.mean_dim([2i64, 3].as_slice(), false, None)
+}

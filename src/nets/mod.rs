@@ -1,0 +1,137 @@
+//! Architectures and the networks built from them. A network is a list of stages and a neck; the auxiliary branches of L-MCL come
+//! from the same bricks with fresh weights, so an architecture is described once.
+
+pub mod layers;
+mod resnet_cifar;
+
+use tch::{Device, Kind, Tensor};
+
+use crate::error::Result;
+use crate::params::{Params, Scope};
+use crate::registry;
+use layers::{Layer, Linear, Pass, pool};
+
+/// All an architecture file exports.
+pub struct Arch {
+    pub name: &'static str,
+    /// Side of the square images it was made for; other sizes work where the family allows them.
+    pub image_size: i64,
+    /// Number of stages, L.
+    pub depth: usize,
+    /// Width of the pooled feature, D: the network's own and that of every branch.
+    pub dim: i64,
+    /// What the family calls its last linear layer: `fc`, `linear`, `classifier` or `head`.
+    pub classifier: &'static str,
+    /// phi^[l], the l-th stage (from 0): map -> map. The first one takes images.
+    pub stage: fn(&Scope, usize) -> Box<dyn Layer>,
+    /// From the last stage's map to the map that is pooled, [B, dim, h, w].
+    pub neck: fn(&Scope) -> Box<dyn Layer>,
+    /// r^[l], from the map of stage l < L - 1 to a map that is pooled, [B, dim, h, w].
+    pub branch: fn(&Scope, usize) -> Box<dyn Layer>,
+    /// g, the classifier on a pooled feature: (scope, dim, classes).
+    pub head: fn(Scope, i64, i64) -> Linear,
+    /// g^[l], the classifiers of the branches.
+    pub branch_head: fn(Scope, i64, i64) -> Linear,
+}
+
+/// One family of architectures a file.
+pub const FAMILIES: &[&[Arch]] = &[resnet_cifar::ARCHS];
+
+pub fn archs() -> impl Iterator<Item = &'static Arch> {
+    FAMILIES.iter().flat_map(|family| family.iter())
+}
+
+pub fn find(name: &str) -> Result<&'static Arch> {
+    registry::find("architecture", name, archs(), |arch| arch.name)
+}
+
+/// The deployable network f_m.
+pub struct Network {
+    pub stages: Vec<Box<dyn Layer>>,
+    pub neck: Box<dyn Layer>,
+    pub classifier: Linear,
+}
+
+/// One auxiliary branch: r^[l] and g^[l].
+pub struct Branch {
+    pub body: Box<dyn Layer>,
+    pub classifier: Linear,
+}
+
+/// One network's answer to one batch. The last entry of `feats` and `logits` is the network's own, earlier ones are branches (Eq. 11-12).
+pub struct Outputs {
+    /// The map after each stage, [B, c_l, h_l, w_l].
+    pub maps: Vec<Tensor>,
+    /// The last map before pooling, [B, D, h, w].
+    pub pre_pool: Tensor,
+    /// F^[l], [B, D].
+    pub feats: Vec<Tensor>,
+    /// z^[l], [B, C].
+    pub logits: Vec<Tensor>,
+}
+
+impl Outputs {
+    pub fn feat(&self) -> &Tensor {
+        self.feats.last().expect("a network has a feature")
+    }
+
+    pub fn logit(&self) -> &Tensor {
+        self.logits.last().expect("a network has logits")
+    }
+}
+
+impl Network {
+    pub fn new(arch: &Arch, scope: &Scope, classes: i64) -> Network {
+        Network {
+            stages: (0..arch.depth).map(|l| (arch.stage)(scope, l)).collect(),
+            neck: (arch.neck)(scope),
+            classifier: (arch.head)(scope.sub(arch.classifier), arch.dim, classes),
+        }
+    }
+
+    /// With its parameters; starting values follow from the seed.
+    pub fn build(arch: &Arch, classes: i64, seed: u64, device: Device, kind: Kind) -> (Network, Params) {
+        let scope = Scope::root(seed, device, kind);
+        let net = Network::new(arch, &scope, classes);
+        (net, scope.params())
+    }
+
+    /// The map after each stage.
+    pub fn maps(&self, images: &Tensor, pass: Pass) -> Vec<Tensor> {
+        let mut maps: Vec<Tensor> = Vec::with_capacity(self.stages.len());
+        for stage in &self.stages {
+            let map = stage.forward(maps.last().unwrap_or(images), pass);
+            maps.push(map);
+        }
+        maps
+    }
+
+    /// Maps, pooled feature and logits of the network alone.
+    pub fn forward(&self, images: &Tensor, pass: Pass) -> Outputs {
+        self.answer(self.maps(images, pass), &[], pass)
+    }
+
+    /// From the stage maps on: neck, branches, classifiers.
+    pub fn answer(&self, maps: Vec<Tensor>, branches: &[Branch], pass: Pass) -> Outputs {
+        let (mut feats, mut logits) = (vec![], vec![]);
+        for (branch, map) in branches.iter().zip(&maps) {
+            let feat = pool(&branch.body.forward(map, pass));
+            logits.push(branch.classifier.forward(&feat, pass));
+            feats.push(feat);
+        }
+        let pre_pool = self.neck.forward(maps.last().expect("a network has stages"), pass);
+        let feat = pool(&pre_pool);
+        logits.push(self.classifier.forward(&feat, pass));
+        feats.push(feat);
+        Outputs { maps, pre_pool, feats, logits }
+    }
+}
+
+impl Branch {
+    /// The branches of an architecture, for stages 0 .. L - 1, under the released names `block_extractor{l}`, `fc{l}` (l from 1).
+    pub fn all(arch: &Arch, scope: &Scope, classes: i64) -> Vec<Branch> {
+        (0..arch.depth - 1)
+            .map(|l| Branch { body: (arch.branch)(scope, l), classifier: (arch.branch_head)(scope.sub(format!("fc{}", l + 1)), arch.dim, classes) })
+            .collect()
+    }
+}
