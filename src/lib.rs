@@ -1,8 +1,12 @@
 //! Layer-wise Mutual Contrastive Learning: pre-train cohorts of vision networks, measure how well they transfer.
 
+pub mod cohort;
 pub mod data;
 pub mod error;
+pub mod losses;
+pub mod methods;
 pub mod nets;
+pub mod optim;
 pub mod params;
 pub mod registry;
 pub mod rng;

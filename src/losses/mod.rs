@@ -1,0 +1,3 @@
+//! Pure functions over tensors, and the table a method's losses are handed over in.
+
+pub mod terms;
