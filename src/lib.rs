@@ -10,3 +10,4 @@ pub mod optim;
 pub mod params;
 pub mod registry;
 pub mod rng;
+pub mod step;
