@@ -3,6 +3,7 @@
 pub mod cohort;
 pub mod data;
 pub mod error;
+pub mod eval;
 pub mod losses;
 pub mod methods;
 pub mod nets;

@@ -1,0 +1,3 @@
+//! What is measured after training, and of the build itself.
+
+pub mod selftest;
