@@ -5,6 +5,7 @@ pub mod data;
 pub mod error;
 pub mod eval;
 pub mod losses;
+pub mod memory;
 pub mod methods;
 pub mod nets;
 pub mod optim;

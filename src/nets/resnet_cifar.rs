@@ -85,7 +85,8 @@ impl Layer for Block {
             ys = conv.forward(&ys, pass).relu_();
         }
         let shortcut = self.shortcut.as_ref().map_or_else(|| xs.shallow_clone(), |s| s.forward(xs, pass));
-        (last.forward(&ys, pass) + shortcut).relu_()
+        // In place, as BatchNorm's backward needs its input and not its output.
+        last.forward(&ys, pass).g_add_(&shortcut).relu_()
     }
 }
 
