@@ -3,10 +3,14 @@
 pub mod cohort;
 pub mod data;
 pub mod error;
+pub mod files;
 pub mod losses;
 pub mod methods;
 pub mod nets;
 pub mod optim;
 pub mod params;
+pub mod recipe;
 pub mod registry;
 pub mod rng;
+pub mod runs;
+pub mod tensorboard;
