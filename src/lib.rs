@@ -1,11 +1,13 @@
 //! Layer-wise Mutual Contrastive Learning: pre-train cohorts of vision networks, measure how well they transfer.
 
+pub mod checkpoint;
 pub mod cohort;
 pub mod data;
 pub mod error;
 pub mod files;
 pub mod losses;
 pub mod methods;
+pub mod metrics;
 pub mod nets;
 pub mod optim;
 pub mod params;
