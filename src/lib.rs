@@ -15,4 +15,6 @@ pub mod recipe;
 pub mod registry;
 pub mod rng;
 pub mod runs;
+pub mod step;
 pub mod tensorboard;
+pub mod train;

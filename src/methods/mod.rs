@@ -114,7 +114,17 @@ pub trait Method: Send {
         vec![]
     }
 
-    /// After the step: memory banks, averages, discriminators, the meta step. Returns numbers to log, with the seconds they took.
+    /// After the backward pass of each batch, before the weights move: memory banks take in its embeddings.
+    fn after_batch(&mut self, _outs: &[Outputs], _batch: &Batch, _clock: Clock) -> Result<()> {
+        Ok(())
+    }
+
+    /// Will `after_step` run a meta step now? Its seconds are logged apart.
+    fn meta_due(&self, _clock: Clock) -> bool {
+        false
+    }
+
+    /// After the step: averages, discriminators, the meta step (on the last batch, when gradients were accumulated). Returns numbers to log.
     fn after_step(&mut self, _stepped: Stepped<'_>) -> Result<Vec<(String, f64)>> {
         Ok(vec![])
     }
