@@ -3,8 +3,10 @@
 pub mod checkpoint;
 pub mod cohort;
 pub mod data;
+pub mod device;
 pub mod error;
 pub mod files;
+pub mod listing;
 pub mod losses;
 pub mod methods;
 pub mod metrics;

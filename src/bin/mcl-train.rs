@@ -10,7 +10,7 @@ use mcl::device::{self, DeviceChoice};
 use mcl::error::{Error, Result};
 use mcl::recipe::Recipe;
 use mcl::train::{self, Job, Summary};
-use mcl::{data, listing, methods};
+use mcl::{listing, methods};
 
 #[derive(Parser)]
 #[command(name = "mcl-train", version, about = "Pre-train cohorts of vision networks with layer-wise Mutual Contrastive Learning and its rivals")]
@@ -154,7 +154,7 @@ fn print_summary(summary: &Summary) {
     let out = summary.out.display();
     println!("Run folder   {out}");
     println!("Networks     {}", summary.shipped.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join("  "));
-    println!("Next         mcl-eval linear-probe --run {out} --dataset {}", data::TRANSFER_EXAMPLE);
+    println!("Next         mcl-eval linear-probe --run {out} --dataset synthetic");
     println!("             mcl-eval report --run {out}");
     println!("             mcl-eval doctor");
 }
