@@ -5,6 +5,7 @@ pub mod cohort;
 pub mod data;
 pub mod device;
 pub mod error;
+pub mod eval;
 pub mod files;
 pub mod listing;
 pub mod losses;
