@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{Dataset, DatasetSpec, Pixels, Raw, Request, Split};
+use super::{Archive, Dataset, DatasetSpec, Pixels, Raw, Request, Split};
 use crate::error::{Error, Result};
 use crate::pickle;
 
@@ -13,12 +13,65 @@ pub const CIFAR10: DatasetSpec = DatasetSpec {
     name: "cifar10",
     about: "CIFAR-10: 50,000 + 10,000 images of 32 x 32 in 10 classes",
     open: |request| open(request, &TEN),
+    layouts: &[("cifar-10-batches-bin", "data_batch_1.bin"), ("cifar-10-batches-py", "data_batch_1")],
+    archives: &[
+        Archive {
+            folder: "cifar-10-batches-bin",
+            file: "cifar-10-binary.tar.gz",
+            base: BASE,
+            md5: "c32a1d4ab5d03f1284b67883e8d87530",
+            megabytes: 170,
+        },
+        Archive {
+            folder: "cifar-10-batches-py",
+            file: "cifar-10-python.tar.gz",
+            base: BASE,
+            md5: "c58f30108f718f92721af3b95e74349a",
+            megabytes: 170,
+        },
+    ],
+    images: Some((50_000, 10_000)),
+    md5s: &[
+        ("data_batch_1", "c99cafc152244af753f735de768cd75f"),
+        ("data_batch_2", "d4bba439e000b95fd0a9bffe97cbabec"),
+        ("data_batch_3", "54ebc095f3ab1f0389bbae665268c751"),
+        ("data_batch_4", "634d18415352ddfa80567beed471001a"),
+        ("data_batch_5", "482c414d41f54cd18b22e5b47cb7c3cb"),
+        ("test_batch", "40351d587109b95175f43aff81a1287e"),
+        ("batches.meta", "5ff9c542aee3614f3951f8cda6e48888"),
+    ],
 };
+
 pub const CIFAR100: DatasetSpec = DatasetSpec {
     name: "cifar100",
     about: "CIFAR-100: 50,000 + 10,000 images of 32 x 32 in 100 classes",
     open: |request| open(request, &HUNDRED),
+    layouts: &[("cifar-100-binary", "train.bin"), ("cifar-100-python", "train")],
+    archives: &[
+        Archive {
+            folder: "cifar-100-binary",
+            file: "cifar-100-binary.tar.gz",
+            base: BASE,
+            md5: "03b5dce01913d631647c71ecec9e9cb8",
+            megabytes: 169,
+        },
+        Archive {
+            folder: "cifar-100-python",
+            file: "cifar-100-python.tar.gz",
+            base: BASE,
+            md5: "eb9058c3a382ffc7106e4002c42a8d85",
+            megabytes: 169,
+        },
+    ],
+    images: Some((50_000, 10_000)),
+    md5s: &[
+        ("train", "16019d7e3df5f24257cddd939b257f8d"),
+        ("test", "f0ef6b0ae62326f3e7ffdfab6717acfc"),
+        ("meta", "7973b15100ade9c7d40fb424638fde48"),
+    ],
 };
+
+const BASE: &str = "https://www.cs.toronto.edu/~kriz/";
 
 const SIDE: usize = 32;
 const IMAGE: usize = SIDE * SIDE * 3;
@@ -38,7 +91,6 @@ struct Layout {
 }
 
 struct Files {
-    folder: &'static str,
     train: &'static [&'static str],
     test: &'static str,
     names: &'static str,
@@ -46,13 +98,11 @@ struct Files {
 
 static TEN: Layout = Layout {
     binary: Files {
-        folder: "cifar-10-batches-bin",
         train: &["data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin"],
         test: "test_batch.bin",
         names: "batches.meta.txt",
     },
     python: Files {
-        folder: "cifar-10-batches-py",
         train: &["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5"],
         test: "test_batch",
         names: "batches.meta",
@@ -66,8 +116,8 @@ static TEN: Layout = Layout {
 };
 
 static HUNDRED: Layout = Layout {
-    binary: Files { folder: "cifar-100-binary", train: &["train.bin"], test: "test.bin", names: "fine_label_names.txt" },
-    python: Files { folder: "cifar-100-python", train: &["train"], test: "test", names: "meta" },
+    binary: Files { train: &["train.bin"], test: "test.bin", names: "fine_label_names.txt" },
+    python: Files { train: &["train"], test: "test", names: "meta" },
     classes: 100,
     label_bytes: 2,
     label_key: "fine_labels",
@@ -78,15 +128,17 @@ static HUNDRED: Layout = Layout {
 };
 
 fn open(request: &Request, layout: &Layout) -> Result<Dataset> {
-    let layouts = [&layout.binary, &layout.python].map(|files| (files.folder, files.train[0]));
-    let (home, which) = request.locate(&layouts).ok_or_else(|| request.missing_fetchable(&layouts))?;
+    let (home, which) = request.home()?;
     let (files, read, names): (_, Reader, _) = if which == 0 {
         (&layout.binary, read_binary, binary_names(&home.join(layout.binary.names))?)
     } else {
         (&layout.python, read_pickle, pickled_names(&home.join(layout.python.names), layout.names_key)?)
     };
     if names.len() != layout.classes {
-        return Err(Error::file(home.join(files.names), format!("{} class names; {} has {}", names.len(), request.name, layout.classes)));
+        return Err(Error::file(
+            home.join(files.names),
+            format!("{} class names; {} has {}", names.len(), request.spec.name, layout.classes),
+        ));
     }
     let split = |parts: &[&str]| {
         let mut data = vec![];
@@ -97,7 +149,7 @@ fn open(request: &Request, layout: &Layout) -> Result<Dataset> {
         Ok::<Split, Error>(Split::new(Pixels::Memory(Arc::new(Raw { height: SIDE, width: SIDE, data })), labels))
     };
     Ok(Dataset {
-        name: request.name,
+        name: request.spec.name,
         train: split(files.train)?,
         test: split(&[files.test])?,
         classes: names,

@@ -1,12 +1,18 @@
 //! Datasets: where pixels and labels come from, and the batches made of them.
 
 pub mod augment;
+pub mod check;
 mod cifar;
+mod class_folders;
+pub mod fetch;
+mod image_folder;
+mod imagenet;
 mod loader;
 mod picture;
 pub mod sampler;
 mod stl10;
 mod synthetic;
+mod tiny_imagenet;
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -20,6 +26,7 @@ use crate::error::{Error, Result};
 use crate::registry;
 
 pub use augment::Transform;
+pub use fetch::Archive;
 pub use loader::Loader;
 pub use picture::Picture;
 
@@ -28,10 +35,19 @@ pub struct DatasetSpec {
     pub name: &'static str,
     pub about: &'static str,
     pub open: fn(&Request) -> Result<Dataset>,
+    /// How it may lie on disk: (its folder, a file or folder in it), the preferred layout first.
+    pub layouts: &'static [(&'static str, &'static str)],
+    /// What `data fetch` can bring, the preferred one first.
+    pub archives: &'static [Archive],
+    /// Images of the official set, for training and testing.
+    pub images: Option<(usize, usize)>,
+    /// Published checksums of files in its folder.
+    pub md5s: &'static [(&'static str, &'static str)],
 }
 
 /// Every dataset by its name in recipes and on the command line.
-pub const DATASETS: &[DatasetSpec] = &[cifar::CIFAR10, cifar::CIFAR100, stl10::SPEC, synthetic::SPEC];
+pub const DATASETS: &[DatasetSpec] =
+    &[cifar::CIFAR10, cifar::CIFAR100, stl10::SPEC, tiny_imagenet::SPEC, imagenet::SPEC, image_folder::SPEC, synthetic::SPEC];
 
 pub fn find(name: &str) -> Result<&'static DatasetSpec> {
     registry::find("dataset", name, DATASETS, |spec| spec.name)
@@ -40,7 +56,7 @@ pub fn find(name: &str) -> Result<&'static DatasetSpec> {
 /// Opens a dataset from under `data` (the `--data` folder), `MCL_DATA` or `./data`, whichever holds it first.
 pub fn open(name: &str, data: Option<&Path>, options: &Options) -> Result<Dataset> {
     let spec = find(name)?;
-    (spec.open)(&Request { name: spec.name, roots: roots(data), options })
+    (spec.open)(&Request { spec, roots: roots(data), options })
 }
 
 /// What may be asked of a dataset beyond its name; each set reads what concerns it.
@@ -74,7 +90,7 @@ pub enum Task {
 
 /// What a dataset is opened from.
 pub struct Request<'a> {
-    pub name: &'static str,
+    pub spec: &'static DatasetSpec,
     /// Where data are looked for, best first, and what named the place.
     pub roots: Vec<(PathBuf, &'static str)>,
     pub options: &'a Options,
@@ -87,10 +103,10 @@ pub fn roots(data: Option<&Path>) -> Vec<(PathBuf, &'static str)> {
 }
 
 impl Request<'_> {
-    /// The first folder that holds one of `layouts`: (folder name under a root, a file in it). A root may also be the folder itself.
-    pub fn locate(&self, layouts: &[(&str, &str)]) -> Option<(PathBuf, usize)> {
+    /// The first folder that holds one of the set's layouts, and which. A root may also be the folder itself.
+    pub fn locate(&self) -> Option<(PathBuf, usize)> {
         for (root, _) in &self.roots {
-            for (i, (folder, file)) in layouts.iter().enumerate() {
+            for (i, (folder, file)) in self.spec.layouts.iter().enumerate() {
                 for dir in [root.join(folder), root.clone()] {
                     if dir.join(file).exists() {
                         return Some((dir, i));
@@ -101,16 +117,24 @@ impl Request<'_> {
         None
     }
 
-    /// The error for a set that `locate` did not find; `bring` says how one comes by it.
-    pub fn missing(&self, layouts: &[(&str, &str)], bring: &str) -> Error {
-        let wanted: Vec<String> = layouts.iter().map(|(folder, file)| format!("{folder}/{file}")).collect();
-        let places: Vec<String> = self.roots.iter().map(|(root, from)| format!("{} ({from})", root.display())).collect();
-        Error::input(format!("dataset {}: no {} in {}; {bring}", self.name, wanted.join(" or "), places.join(", ")))
+    /// `locate`, or the error that says where was looked and what brings the set.
+    pub fn home(&self) -> Result<(PathBuf, usize)> {
+        self.locate().ok_or_else(|| {
+            let name = self.spec.name;
+            let wanted: Vec<String> = self.spec.layouts.iter().map(|(folder, file)| format!("{folder}/{file}")).collect();
+            let bring = if self.spec.archives.is_empty() {
+                "it cannot be fetched: point --data or MCL_DATA to it".to_string()
+            } else {
+                format!("`mcl-eval data fetch {name}` brings it, or point --data or MCL_DATA to it")
+            };
+            Error::input(format!("dataset {name}: no {} in {}; {bring}", wanted.join(" or "), self.places()))
+        })
     }
 
-    /// `missing` for a set that `mcl-eval data fetch` brings.
-    pub fn missing_fetchable(&self, layouts: &[(&str, &str)]) -> Error {
-        self.missing(layouts, &format!("`mcl-eval data fetch {}` brings it, or point --data or MCL_DATA to where it is", self.name))
+    /// Where was looked, for messages.
+    pub fn places(&self) -> String {
+        let places: Vec<String> = self.roots.iter().map(|(root, from)| format!("{} ({from})", root.display())).collect();
+        places.join(", ")
     }
 }
 

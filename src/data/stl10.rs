@@ -5,17 +5,35 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::{Dataset, DatasetSpec, Pixels, Raw, Request, Split};
+use super::{Archive, Dataset, DatasetSpec, Pixels, Raw, Request, Split};
 use crate::error::{Error, Result};
 
-pub const SPEC: DatasetSpec = DatasetSpec { name: "stl10", about: "STL-10: 5,000 + 8,000 images of 96 x 96 in 10 classes", open };
+pub const SPEC: DatasetSpec = DatasetSpec {
+    name: "stl10",
+    about: "STL-10: 5,000 + 8,000 images of 96 x 96 in 10 classes",
+    open,
+    layouts: &[("stl10_binary", "train_X.bin")],
+    archives: &[Archive {
+        folder: "stl10_binary",
+        file: "stl10_binary.tar.gz",
+        base: "http://ai.stanford.edu/~acoates/stl10/",
+        md5: "91f7769df0f17e558f3565bffb0c7dfb",
+        megabytes: 2640,
+    }],
+    images: Some((5000, 8000)),
+    md5s: &[
+        ("train_X.bin", "918c2871b30a85fa023e0c44e0bee87f"),
+        ("train_y.bin", "5a34089d4802c674881badbb80307741"),
+        ("test_X.bin", "7f263ba9f9e0b06b93213547f721ac82"),
+        ("test_y.bin", "36f9794fa4beb8a2c72628de14fa638e"),
+    ],
+};
 
 const SIDE: usize = 96;
 const IMAGE: usize = SIDE * SIDE * 3;
-const LAYOUT: &[(&str, &str)] = &[("stl10_binary", "train_X.bin")];
 
 fn open(request: &Request) -> Result<Dataset> {
-    let (home, _) = request.locate(LAYOUT).ok_or_else(|| request.missing_fetchable(LAYOUT))?;
+    let (home, _) = request.home()?;
     let names = home.join("class_names.txt");
     let text = std::fs::read_to_string(&names).map_err(Error::open(&names))?;
     let classes: Vec<String> = text.split_whitespace().map(str::to_string).collect();
@@ -23,7 +41,7 @@ fn open(request: &Request) -> Result<Dataset> {
         return Err(Error::file(names, format!("{} class names; stl10 has 10", classes.len())));
     }
     Ok(Dataset {
-        name: request.name,
+        name: request.spec.name,
         train: split(&home.join("train_X.bin"), &home.join("train_y.bin"))?,
         test: split(&home.join("test_X.bin"), &home.join("test_y.bin"))?,
         classes,

@@ -2,7 +2,7 @@
 //! colours of shape, texture and background are drawn alike, so that the mean image of every class is the same: a linear model on
 //! pixels has next to nothing to go by, while shape and texture are what convolutions are good at.
 
-use std::f32::consts::{PI, TAU};
+use std::f32::consts::PI;
 use std::sync::Arc;
 
 use rand::Rng as _;
@@ -17,6 +17,10 @@ pub const SPEC: DatasetSpec = DatasetSpec {
     name: "synthetic",
     about: "drawn images, nothing to download: a source task (24 classes) and a transfer task (12 others)",
     open,
+    layouts: &[],
+    archives: &[],
+    images: None,
+    md5s: &[],
 };
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -81,7 +85,7 @@ fn open(request: &Request) -> Result<Dataset> {
         Split::new(Pixels::Memory(Arc::new(Raw { height: side, width: side, data })), labels)
     };
     Ok(Dataset {
-        name: request.name,
+        name: request.spec.name,
         train: split(0, per_class),
         test: split(1, (per_class / 4).max(1)),
         classes: pairs.iter().map(|(shape, texture)| format!("{name} {texture:?} {shape:?}").to_lowercase()).collect(),
@@ -108,13 +112,17 @@ fn colours<const N: usize>(rng: &mut Rng) -> [Colour; N] {
 
 fn paint(shape: Shape, texture: Texture, side: usize, rng: &mut Rng, out: &mut [u8]) {
     let [ink, paper, ground, clutter] = colours::<4>(rng);
-    let radius = rng.gen_range(0.24f32..0.38);
-    let (cx, cy) = (rng.gen_range(radius..1.0 - radius), rng.gen_range(radius..1.0 - radius));
+    let contrast = rng.gen_range(0.3f32..1.0);
+    let radius = rng.gen_range(0.2f32..0.34);
+    let (cx, cy) = (rng.gen_range(0.25f32..0.75), rng.gen_range(0.25f32..0.75));
     let (tilt_sin, tilt_cos) = rng.gen_range(-0.35f32..0.35).sin_cos();
-    let (grain_sin, grain_cos) = rng.gen_range(0.0..PI).sin_cos();
-    let frequency = TAU * rng.gen_range(5.5f32..7.5); // waves over the side: a period of 4 to 6 pixels of 32
-    let (phase_u, phase_v) = (rng.gen_range(0.0..TAU), rng.gen_range(0.0..TAU));
-    let slope: [f32; 2] = [rng.gen_range(-0.3..0.3), rng.gen_range(-0.3..0.3)];
+    let (grain_sin, grain_cos) = rng.gen_range(0.0f32..PI).sin_cos();
+    let frequency = rng.gen_range(5.5f32..7.5); // waves over the side: a period of 4 to 6 pixels of 32
+    let (phase_u, phase_v): (f32, f32) = (rng.r#gen(), rng.r#gen());
+    // The ground is grained like the shapes, so that no class stands out by how rough its image is.
+    let (ground_sin, ground_cos) = rng.gen_range(0.0f32..PI).sin_cos();
+    let ground_frequency = rng.gen_range(2.0f32..9.0);
+    let (ground_phase, depth) = (rng.r#gen::<f32>(), rng.gen_range(0.0f32..0.5));
     let blobs: [[f32; 3]; 3] = std::array::from_fn(|_| [rng.r#gen(), rng.r#gen(), rng.gen_range(0.03f32..0.12)]);
     let noise = rng.gen_range(0.01f32..0.06);
 
@@ -128,18 +136,18 @@ fn paint(shape: Shape, texture: Texture, side: usize, rng: &mut Rng, out: &mut [
             let colour = if shape.covers(px * tilt_cos + py * tilt_sin, py * tilt_cos - px * tilt_sin) {
                 let u = frequency * (px * radius * grain_cos + py * radius * grain_sin) + phase_u;
                 let v = frequency * (py * radius * grain_cos - px * radius * grain_sin) + phase_v;
-                if texture.inked(u, v, frequency * radius * px.hypot(py) + phase_u) { ink } else { paper }
-            } else if blobs.iter().any(|[bx, by, r]| (x - bx).hypot(y - by) < *r) {
+                if texture.inked(u, v, frequency * radius * radius_of(px, py) + phase_u) { ink } else { paper }
+            } else if blobs.iter().any(|[bx, by, r]| radius_of(x - bx, y - by) < *r) {
                 clutter
             } else {
-                let shade = slope[0] * (x - 0.5) + slope[1] * (y - 0.5);
-                ground.map(|c| c + shade)
+                let wave = wave(ground_frequency * (x * ground_cos + y * ground_sin) + ground_phase);
+                ground.map(|c| c + depth * wave * (0.5 - (c - 0.5).abs()))
             };
             (0..3).for_each(|c| sum[c] += colour[c] / 4.0);
         }
         for (byte, sum) in pixel.iter_mut().zip(sum) {
             let grain: f32 = StandardNormal.sample(rng);
-            *byte = ((sum + noise * grain) * 255.0).round().clamp(0.0, 255.0) as u8;
+            *byte = ((0.5 + contrast * (sum - 0.5) + noise * grain) * 255.0).round().clamp(0.0, 255.0) as u8;
         }
     }
 }
@@ -147,7 +155,7 @@ fn paint(shape: Shape, texture: Texture, side: usize, rng: &mut Rng, out: &mut [
 impl Shape {
     /// Whether the point is inside; the shape fills about the unit disc.
     fn covers(self, x: f32, y: f32) -> bool {
-        let r = x.hypot(y);
+        let r = radius_of(x, y);
         let (ax, ay) = (x.abs(), y.abs());
         match self {
             Shape::Disc => r < 0.85,
@@ -157,7 +165,7 @@ impl Shape {
             Shape::Cross => ax.max(ay) < 0.95 && ax.min(ay) < 0.32,
             Shape::Bars => ax < 0.9 && (0.3..0.9).contains(&ay),
             Shape::Star => r < 0.62 + 0.36 * (5.0 * y.atan2(x)).cos(),
-            Shape::Crescent => r < 0.95 && (x - 0.45).hypot(y) > 0.72,
+            Shape::Crescent => r < 0.95 && radius_of(x - 0.45, y) > 0.72,
             Shape::Frame => (0.45..0.88).contains(&ax.max(ay)),
             Shape::Angle => ax.max(ay) < 0.88 && (x < -0.3 || y > 0.3),
         }
@@ -165,16 +173,25 @@ impl Shape {
 }
 
 impl Texture {
-    /// Which of the two colours: u and v are phases along two axes, w along the radius.
+    /// Which of the two colours, from phases in turns: u and v along two axes, w along the radius.
     fn inked(self, u: f32, v: f32, w: f32) -> bool {
         match self {
             Texture::Plain => true,
-            Texture::Stripes => u.sin() > 0.0,
-            Texture::Checks => (u.sin() > 0.0) != (v.sin() > 0.0),
-            Texture::Dots => u.sin() + v.sin() > 0.6,
-            Texture::Rings => w.sin() > 0.0,
-            Texture::Grid => u.sin().max(v.sin()) > 0.75,
-            Texture::Waves => (u + 1.5 * (0.5 * v).sin()).sin() > 0.0,
+            Texture::Stripes => wave(u) > 0.0,
+            Texture::Checks => (wave(u) > 0.0) != (wave(v) > 0.0),
+            Texture::Dots => wave(u) + wave(v) > 0.6,
+            Texture::Rings => wave(w) > 0.0,
+            Texture::Grid => wave(u).max(wave(v)) > 0.5,
+            Texture::Waves => wave(u + 0.25 * wave(0.5 * v)) > 0.0,
         }
     }
+}
+
+/// A triangle wave of period 1 between -1 and 1.
+fn wave(turns: f32) -> f32 {
+    1.0 - 4.0 * (turns - turns.floor() - 0.5).abs()
+}
+
+fn radius_of(x: f32, y: f32) -> f32 {
+    (x * x + y * y).sqrt()
 }
