@@ -1,5 +1,6 @@
 //! What `mcl-eval` does, one file a command.
 
+pub mod data;
 pub mod doctor;
 
 use std::path::PathBuf;
