@@ -2,6 +2,7 @@
 
 pub mod data;
 pub mod doctor;
+pub mod selftest;
 
 use std::path::PathBuf;
 

@@ -1,6 +1,8 @@
 //! Methods: what a cohort minimises. One file a method, one entry in `METHODS`.
 
 pub mod baseline;
+pub mod l_mcl;
+pub mod parts;
 
 use tch::{Device, Kind};
 
@@ -14,7 +16,7 @@ use crate::params::{Named, Params};
 use crate::registry;
 
 /// Every method, in the order they are listed.
-pub const METHODS: &[MethodSpec] = &[baseline::SPEC];
+pub const METHODS: &[MethodSpec] = &[baseline::SPEC, l_mcl::SPEC];
 
 pub struct MethodSpec {
     pub name: &'static str,
