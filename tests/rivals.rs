@@ -6,9 +6,11 @@ use std::collections::HashMap;
 use mcl::cohort::Cohort;
 use mcl::data::Batch;
 use mcl::losses::logit;
-use mcl::methods::{self, Clock, Method, Task, Views, kdcl, okddip, one};
+use mcl::losses::terms::Terms;
+use mcl::methods::{self, Clock, Method, Task, Views, afd, ckd_mkt, ffsd, kdcl, okddip, one, pcl};
+use mcl::nets::layers::{Mode, Pass};
 use mcl::nets::{self, Arch, Outputs};
-use mcl::optim::{Rule, schedule::ramp};
+use mcl::optim::{Optimizer, Rule, grads, schedule::ramp};
 use mcl::step::{Engine, StepReport};
 use tch::{Device, Kind, Tensor};
 
@@ -147,6 +149,12 @@ const TRIALS: &[(&str, &str, &[usize])] = &[
     ("kdcl", "teacher = 'naive'", &[2, 3]),
     ("kdcl", "teacher = 'minlogit'", &[2, 3]),
     ("kdcl", "teacher = 'linear'", &[2, 3]),
+    ("afd", "", &[2, 3]),
+    ("pcl", "", &[2, 3]),
+    ("pcl", "branch = false", &[2, 3]),
+    ("ffsd", "", &[2, 3]),
+    ("ckd_mkt", "pretrain_epochs = 1", &[2, 3]),
+    ("ckd_mkt", "pretrain_epochs = 0\ngamma = 0.0", &[2]),
 ];
 
 fn holdout() -> Vec<mcl::error::Result<Batch>> {
@@ -239,6 +247,12 @@ fn what_a_method_cannot_do_is_refused_with_the_reason() {
     refused("okddip", "", &["resnet8", "resnet8", "resnet20"], "set method.branch=false");
     refused("okddip", "branch = false", &["resnet8", "resnet110", "resnet8"], "resnet8 has 64 and resnet110 has 256");
     refused("kdcl", "teacher = 'best'", &["resnet8", "resnet8"], "unknown variant `best`");
+    refused("afd", "adam_lr = -1.0", &["resnet8", "resnet8"], "[method] adam_lr = -1; accepted: a number above 0");
+    refused("pcl", "branch = true", &["resnet8", "resnet20"], "set method.branch=false");
+    refused("pcl", "momentum = 1.0", &["resnet8", "resnet8"], "[method] momentum = 1; accepted: 0 up to, but without, 1");
+    refused("ffsd", "", &["resnet8", "resnet20"], "ffsd needs networks of one architecture");
+    refused("ckd_mkt", "", &["resnet8"], "ckd_mkt needs 2 networks or more");
+    refused("ckd_mkt", "pretrain_epochs = 0", &["resnet8", "resnet8"], "self-teachers that know nothing");
     let (nets, labels) = (archs(&["resnet8", "resnet8"]), labels());
     let error = (methods::find("kdcl").unwrap().build)(&Task { holdout: 0, ..task(&nets, &labels, Kind::Float, 1) }, toml::Table::new()).err().unwrap();
     assert!(error.exit_code() == 2 && error.to_string().contains("set data.holdout=20"), "{error}");
@@ -372,7 +386,7 @@ fn okddip_attends_to_its_peers() {
 fn okddip_stops_no_gradient() {
     let mut okddip = engine("okddip", "", 3, 1);
     let batch = batch(0, 1);
-    let outs = okddip.cohort.forward(&batch, mcl::nets::layers::Mode::Train);
+    let outs = okddip.cohort.forward(&batch, Mode::Train);
     let terms = okddip.method.losses(&outs, &batch, clock(80, 0)).unwrap();
     let of = |name: &str, peer| &terms.rows.iter().find(|r| r.name == name && r.peer == Some(peer)).unwrap().value;
     let find = |name: &str| okddip.groups[0].0.params.vars.iter().find(|(n, _)| n == name).unwrap().1.shallow_clone();
@@ -399,11 +413,11 @@ fn the_shipped_branch_is_the_plain_network() {
     let mut engine = engine("one", "", 2, 1);
     step(&mut engine, 0, 0);
     let batch = batch(5, 1);
-    let whole = tch::no_grad(|| engine.cohort.forward(&batch, mcl::nets::layers::Mode::Eval));
+    let whole = tch::no_grad(|| engine.cohort.forward(&batch, Mode::Eval));
     for (m, peer) in engine.shipped().into_iter().enumerate() {
         let (net, params) = nets::Network::build(peer.arch, CLASSES, 99, Device::Cpu, Kind::Float);
         params.copy_from(&peer.params);
-        let alone = tch::no_grad(|| net.forward(&batch.views[0], mcl::nets::layers::Pass::EVAL));
+        let alone = tch::no_grad(|| net.forward(&batch.views[0], Pass::EVAL));
         assert!(same(alone.logit(), whole[m].logit()) && same(alone.logit(), engine.answers(&batch)[m].logit()));
     }
 }
@@ -461,7 +475,7 @@ fn kdcl_general_takes_its_weights_from_the_held_out_images() {
     let mut count = 0.0;
     for held in holdout() {
         let held = held.unwrap();
-        let outs = tch::no_grad(|| engine.cohort.forward(&held, mcl::nets::layers::Mode::Eval));
+        let outs = tch::no_grad(|| engine.cohort.forward(&held, Mode::Eval));
         let errors: Vec<Vec<f64>> = outs.iter().map(|o| values(&(o.logit().softmax(-1, Kind::Double) - held.labels.one_hot(CLASSES)))).collect();
         for (m, n) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
             c[m][n] += errors[m].iter().zip(&errors[n]).map(|(a, b)| a * b).sum::<f64>();
@@ -485,6 +499,304 @@ fn kdcl_teacher_is_a_constant() {
             for (n, logits) in z.iter().enumerate() {
                 assert_eq!(reaches(&row.value, logits), Some(n) == row.peer, "{teacher}");
             }
+        }
+    }
+}
+
+/// The forward pass of an engine on a batch and its losses, with their graph.
+fn evaluated(engine: &mut Engine, at: Clock) -> (Vec<Outputs>, Terms, Batch) {
+    let batch = batch_for(engine, 0);
+    engine.method.prepare(&batch, at).unwrap();
+    let outs = engine.cohort.forward(&batch, Mode::Train);
+    let terms = engine.method.losses(&outs, &batch, at).unwrap();
+    (outs, terms, batch)
+}
+
+fn row<'a>(terms: &'a Terms, name: &str, peer: Option<usize>) -> &'a Tensor {
+    &terms.rows.iter().find(|r| r.name == name && r.peer == peer).unwrap_or_else(|| panic!("no row {name} of {peer:?}")).value
+}
+
+fn group<'a>(engine: &'a Engine, name: &str) -> &'a mcl::methods::Group {
+    &engine.groups.iter().find(|(g, _)| g.name == name).unwrap().0
+}
+
+// CKD-MKT.
+
+fn triangles() -> (Tensor, Tensor) {
+    (rows(&[&[0.0, 0.0], &[3.0, 0.0], &[0.0, 4.0]]), rows(&[&[0.0, 0.0], &[1.0, 0.0], &[0.0, 1.0]]))
+}
+
+#[test]
+fn ckd_mkt_relations() {
+    let (a, b) = triangles();
+    all_close(&ckd_mkt::distances(&a), &[0.0, 0.75, 1.0, 0.75, 0.0, 1.25, 1.0, 1.25, 0.0], 1e-12);
+    all_close(&ckd_mkt::distances(&b), &[0.0, 0.8787, 0.8787, 0.8787, 0.0, 1.2426, 0.8787, 1.2426, 0.0], 5e-5);
+    close(value(&ckd_mkt::relation(&ckd_mkt::distances(&b), &ckd_mkt::distances(&a))), 0.0034812488, 1e-9);
+    close(value(&ckd_mkt::relation(&ckd_mkt::angles(&b), &ckd_mkt::angles(&a))), 0.0007444820, 1e-9);
+    // The angle at (0, 0) between (3, 0) and (0, 4) is a right one, at (3, 0) between (0, 0) and (0, 4) it has cosine 3/5.
+    close(ckd_mkt::angles(&a).double_value(&[0, 1, 2]), 0.0, 1e-12);
+    close(ckd_mkt::angles(&a).double_value(&[1, 0, 2]), 0.6, 1e-12);
+}
+
+#[test]
+fn ckd_mkt_relations_do_not_see_scale_and_rotation() {
+    let (a, b) = triangles();
+    let turn = rows(&[&[0.6, 0.8], &[-0.8, 0.6]]);
+    let moved = a.matmul(&turn) * 7.0;
+    for psi in [ckd_mkt::distances, ckd_mkt::angles] {
+        close(value(&ckd_mkt::relation(&psi(&b), &psi(&moved))), value(&ckd_mkt::relation(&psi(&b), &psi(&a))), 1e-12);
+    }
+}
+
+#[test]
+fn ckd_mkt_survives_equal_features() {
+    let equal = rows(&[&[1.0, 2.0], &[1.0, 2.0], &[0.0, 4.0]]).set_requires_grad(true);
+    for psi in [ckd_mkt::distances, ckd_mkt::angles] {
+        let loss = ckd_mkt::relation(&psi(&triangles().0), &psi(&equal));
+        let grad = Tensor::run_backward(&[&loss], &[&equal], false, false).remove(0);
+        assert!(values(&grad).iter().chain(&values(&loss)).all(|v| v.is_finite()), "{grad:?}");
+    }
+}
+
+#[test]
+fn ckd_mkt_trains_alone_first_and_then_from_new_weights() {
+    let mut engine = engine("ckd_mkt", "pretrain_epochs = 2", 2, 3);
+    assert_eq!(engine.method.extra_epochs(), 2);
+    assert_eq!(method("ckd_mkt", "", 2).extra_epochs(), 300, "as many epochs as the recipe has");
+    for epoch in 0..2 {
+        begin(&mut engine, epoch, epoch);
+        let report = step(&mut engine, epoch, epoch);
+        assert!(report.terms.iter().all(|t| t.name == "task" && t.weight == 1.0));
+    }
+    let first = copies(&engine);
+    begin(&mut engine, 2, 2);
+    let second = copies(&engine);
+    for (name, t) in engine.theta.vars.iter().filter(|(n, _)| n.ends_with("conv1.weight")) {
+        assert!(same(&second[&format!("method.teacher.{name}")], &first[name]), "the self-teacher is the network of the first phase");
+        assert!(!same(t, &first[name]), "{name} starts anew");
+        assert!(value(&first[&format!("optimizer.first.{name}")].abs().max()) > 0.0);
+        assert_eq!(value(&second[&format!("optimizer.first.{name}")].abs().max()), 0.0, "momentum of the first phase is gone");
+    }
+    let (outs, terms, batch) = evaluated(&mut engine, clock(2, 2));
+    for name in ["task", "distance", "angle", "mutual", "self"] {
+        for k in 0..2 {
+            assert!(reaches(row(&terms, name, Some(k)), outs[k].feat()), "{name}");
+            assert!(!reaches(row(&terms, name, Some(k)), outs[1 - k].feat()), "{name} teaches one network alone");
+        }
+    }
+    // The self-teacher answers in eval mode with the weights of the first phase.
+    let arch = engine.cohort.peers[0].arch;
+    let (net, params) = nets::Network::build(arch, CLASSES, 1, Device::Cpu, Kind::Float);
+    let saved = |name: &str| first[&format!("peer.0.net.{name}")].shallow_clone();
+    tch::no_grad(|| params.all().for_each(|(n, t)| t.shallow_clone().copy_(&saved(n))));
+    let target = tch::no_grad(|| net.forward(&batch.views[0], Pass::EVAL));
+    close(value(row(&terms, "self", Some(0))), value(&logit::kl(target.logit(), outs[0].logit(), 3.0)), 1e-6);
+    begin(&mut engine, 3, 3);
+    assert!(same(&engine.theta.vars[0].1, &second[&engine.theta.vars[0].0]), "only the boundary starts anew");
+}
+
+// PCL.
+
+#[test]
+fn pcl_mean_teachers_are_running_averages() {
+    for (step, wanted) in [(0, 0.0), (1, 0.5), (9, 0.9), (998, 0.998998998998999), (999, 0.999), (5000, 0.999)] {
+        close(pcl::kept(step, 0.999), wanted, 1e-12);
+    }
+    let mut engine = engine("pcl", "", 2, 3);
+    begin(&mut engine, 0, 0);
+    let mean = |e: &Engine, name: &str| e.method.state().into_iter().find(|(n, _)| n == &format!("teacher.{name}")).unwrap().1.copy();
+    let name = "peer.1.net.layer3.0.conv1.weight";
+    let live = |e: &Engine| e.theta.vars.iter().find(|(n, _)| n == name).unwrap().1.copy();
+    assert!(same(&mean(&engine, name), &live(&engine)), "mean teachers start as the networks");
+    step(&mut engine, 0, 0);
+    let first = live(&engine);
+    assert!(same(&mean(&engine, name), &first), "after one step they are copies");
+    step(&mut engine, 0, 1);
+    let error = mean(&engine, name) - (first + live(&engine)) / 2.0;
+    assert!(value(&error.abs().max()) < 1e-7);
+    step(&mut engine, 0, 2);
+    assert!(!same(&mean(&engine, "peer.0.net.bn1.running_mean"), &copies(&engine)["peer.0.net.bn1.running_mean"]), "running statistics are their own");
+    assert_eq!(engine.shipped().len(), 2);
+    assert!(same(&engine.shipped()[1].params.vars.iter().find(|(n, _)| n == "layer3.0.conv1.weight").unwrap().1, &mean(&engine, name)), "and they are what ships");
+}
+
+#[test]
+fn pcl_losses() {
+    let mut engine = engine("pcl", "", 2, 3);
+    begin(&mut engine, 0, 0);
+    // Before any step the mean teacher of a network answers as it does, on its view: KL of the other's logits.
+    let (outs, terms, _) = evaluated(&mut engine, clock(40, 0));
+    close(value(row(&terms, "mean_teacher", Some(0))), value(&logit::kl(outs[1].logit(), outs[0].logit(), 3.0)), 1e-6);
+    assert!(terms.rows.iter().filter(|r| ["ens", "mean_teacher"].contains(&r.name)).all(|r| (r.weight - 0.2865047969).abs() < 1e-9), "80 of 300 epochs");
+    for m in 0..2 {
+        for name in ["ens", "mean_teacher", "task"] {
+            assert!(reaches(row(&terms, name, Some(m)), outs[m].logit()) && !reaches(row(&terms, name, Some(m)), outs[1 - m].logit()), "{name}");
+        }
+        assert!(reaches(row(&terms, "task_ensemble", None), outs[m].feat()));
+    }
+}
+
+#[test]
+fn pcl_runs_a_shared_trunk_once_per_view_and_counts_its_parameters() {
+    let mut engine = engine("pcl", "", 3, 3);
+    begin(&mut engine, 0, 0);
+    step(&mut engine, 0, 0);
+    let state = copies(&engine);
+    assert_eq!(state["peer.0.net.bn1.num_batches_tracked"].int64_value(&[]), 3);
+    assert_eq!(state["method.teacher.peer.0.net.bn1.num_batches_tracked"].int64_value(&[]), 3);
+    assert_eq!(state["peer.0.net.layer3.0.bn1.num_batches_tracked"].int64_value(&[]), 1);
+    let engine = engine_on("pcl", "", &["resnet32"; 3], 100, 1);
+    assert_eq!((trained(&engine), group(&engine, "ensemble").params.count()), (1_212_384, 19_300));
+    let mixed = try_build("pcl", "", &archs(&["resnet8", "resnet20"]), Kind::Float, 1).unwrap();
+    assert_eq!(mixed.needs().shared_stages, 0, "different architectures are independent networks");
+}
+
+// AFD.
+
+#[test]
+fn afd_losses() {
+    let half = Tensor::full([4, 1, 3, 3], 0.5, (Kind::Double, Device::Cpu));
+    close(value(&afd::discriminator_loss(&half, &half)), 0.5, 1e-15);
+    close(value(&afd::generator_loss(&half)), 0.25, 1e-15);
+    close(value(&afd::discriminator_loss(&half.ones_like(), &half.zeros_like())), 0.0, 1e-15);
+    close(value(&afd::generator_loss(&half.zeros_like())), 1.0, 1e-15);
+}
+
+#[test]
+fn afd_matches_distributions_along_a_cycle() {
+    let (z, y) = example();
+    let y = Tensor::cat(&[&y, &y], 0);
+    let map = |m: usize| (Tensor::arange(4 * 64 * 16, (Kind::Double, Device::Cpu)) * (0.3 + 0.1 * m as f64)).sin().view([4, 64, 4, 4]).set_requires_grad(true);
+    let maps: Vec<Tensor> = (0..3).map(map).collect();
+    let afd = method("afd", "", 3);
+    let with = |maps: &[Tensor]| {
+        let outs: Vec<Outputs> = maps.iter().zip(&z).map(|(map, z)| Outputs { pre_pool: map.shallow_clone(), ..answer(&Tensor::cat(&[z, z], 0)) }).collect();
+        afd.losses(&outs, &labelled(&y), clock(0, 0)).unwrap()
+    };
+    let plain = with(&maps);
+    let order = Tensor::from_slice(&[2i64, 0, 3, 1]);
+    let shuffled = with(&[maps[0].index_select(0, &order), maps[1].shallow_clone(), maps[2].shallow_clone()]);
+    for m in 0..3 {
+        close(value(row(&shuffled, "discriminator", Some(m))), value(row(&plain, "discriminator", Some(m))), 1e-12);
+    }
+    // Network m is told apart from m - 1: other maps of network 0 change the verdict on 0 and on 1, not on 2.
+    let other = with(&[map(7), maps[1].shallow_clone(), maps[2].shallow_clone()]);
+    let moved = |m: usize| (value(row(&other, "discriminator", Some(m))) - value(row(&plain, "discriminator", Some(m)))).abs() > 1e-9;
+    assert_eq!([moved(0), moved(1), moved(2)], [true, true, false]);
+    for m in 0..3 {
+        for (n, map) in maps.iter().enumerate() {
+            assert!(!reaches(row(&plain, "discriminator", Some(m)), map), "discriminators learn from constants");
+            assert_eq!(reaches(row(&plain, "adversarial", Some(m)), map), m == n);
+        }
+    }
+    assert!(plain.rows.iter().all(|r| (r.name == "adversarial") == (r.apart == Some("adversarial"))));
+}
+
+#[test]
+fn afd_steps_with_two_gradients_from_one_forward_pass() {
+    let mut engine_a = engine("afd", "", 2, 3);
+    step(&mut engine_a, 0, 0);
+    // The same by hand: both gradients at the same weights, SGD with the one, then Adam with the other, then the discriminators.
+    let mut engine_b = engine("afd", "", 2, 3);
+    let (_, terms, _) = evaluated(&mut engine_b, clock(0, 0));
+    let adam = Rule::Adam { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.1 };
+    let (extractors, judges) = (group(&engine_b, "adversarial").params.shallow_clone(), group(&engine_b, "discriminator").params.shallow_clone());
+    assert!(extractors.vars.iter().all(|(n, _)| !n.contains(".fc.")), "classifiers are no feature extractors");
+    let sum = |names: &[&str]| terms.rows.iter().filter(|r| names.contains(&r.name)).map(|r| r.value.shallow_clone()).reduce(|a, b| a + b).unwrap();
+    let (logit, generator, judge) = (sum(&["task", "mutual"]), sum(&["adversarial"]), sum(&["discriminator"]));
+    let keep = |loss: &Tensor, vars: &mcl::params::Params| mcl::optim::grads_keeping_graph(loss, &vars.tensors());
+    let (a, b) = (keep(&logit, &engine_b.theta), keep(&generator, &extractors));
+    let c = grads(&judge, &judges.tensors(), false);
+    assert!(b.iter().any(|g| value(&g.abs().max()) > 0.0));
+    Optimizer::new(RULE, &engine_b.theta).step(&engine_b.theta, &a, 0.05);
+    Optimizer::new(adam, &extractors).step(&extractors, &b, 2e-5);
+    Optimizer::new(adam, &judges).step(&judges, &c, 2e-5);
+    let (got, wanted) = (copies(&engine_a), copies(&engine_b));
+    for (name, t) in got.iter().filter(|(n, _)| !n.contains("optimizer")) {
+        let error = value(&(t - &wanted[name]).abs().max());
+        assert!(error < 1e-6, "{name} is off by {error}");
+    }
+}
+
+#[test]
+fn afd_brings_maps_to_one_width_and_decays_its_rates() {
+    let engine = engine_on("afd", "", &["resnet8", "resnet110"], CLASSES, 1);
+    let transfer: Vec<&String> = group(&engine, "adversarial").params.vars.iter().map(|(n, _)| n).filter(|n| n.starts_with("transfer.")).collect();
+    assert_eq!(transfer, ["transfer.0.bn.bias", "transfer.0.bn.weight", "transfer.0.conv.weight"], "only the narrower network's maps are widened");
+    assert_eq!(group(&engine, "discriminator").params.count(), 2 * (256 * 128 * 4 + 128 + 2 * 128 + 128 * 4 + 1));
+    for name in ["adversarial", "discriminator"] {
+        for (epoch, wanted) in [(0, 2e-5), (74, 2e-5), (75, 2e-6), (149, 2e-6), (150, 2e-7), (299, 2e-7)] {
+            close(group(&engine, name).rate.at(clock(epoch, 0)), wanted, 1e-18);
+        }
+    }
+    let mut engine = engine_on("afd", "", &["resnet8", "resnet110"], CLASSES, 1);
+    let report = step(&mut engine, 0, 0);
+    assert!(report.terms.iter().all(|t| value(&t.value).is_finite()));
+}
+
+// FFSD.
+
+#[test]
+fn ffsd_attention_losses() {
+    let (x, y) = (rows(&[&[2.0, 1.0, 1.0, 1.0, 3.0, 2.0]]), rows(&[&[1.0, 2.0, 2.0, 4.0, 0.5, 3.0]]));
+    all_close(&ffsd::opposite(&y), &[2.9262, 5.5106, 5.5106, 5.1689, 0.0854, 5.3397], 5e-5);
+    close(value(&ffsd::diversity(&x, &y)), 18.4641668376, 1e-9);
+    close(value(&ffsd::difference(&x, &y)), 0.1104531234, 1e-9);
+    close(value(&ffsd::difference(&x, &(&x * 5.0))), 0.0, 1e-15);
+    let map = Tensor::from_slice(&[1.0, 2.0, 3.0, 4.0]).view([1, 2, 1, 2]);
+    all_close(&ffsd::attention(&map), &[(1.0 + 9.0) / 2.0, (4.0 + 16.0) / 2.0], 1e-12);
+}
+
+#[test]
+fn ffsd_counts_its_parameters() {
+    let engine = engine_on("ffsd", "", &["resnet32"; 2], 100, 1);
+    assert_eq!(engine.cohort.peers.len(), 3, "two students and the leader");
+    assert_eq!(group(&engine, "fusion").params.count(), 16_228);
+    assert_eq!(group(&engine, "transform").params.count(), 9_152);
+    assert_eq!(group(&engine, "decoders").params.count(), 2 * 23_136);
+    assert!(engine.shipped().len() == 1 && std::ptr::eq(engine.shipped()[0], &engine.cohort.peers[2]));
+    for (epoch, wanted) in [(0, 1e-3), (149, 1e-3), (150, 1e-4), (225, 1e-5)] {
+        close(group(&engine, "decoders").rate.at(clock(epoch, 0)), wanted, 1e-15);
+    }
+    assert_eq!(group(&engine, "fusion").rule, Rule::Sgd { momentum: 0.9, weight_decay: 1e-5, nesterov: true });
+}
+
+#[test]
+fn ffsd_stops_every_gradient_between_networks() {
+    let mut engine = engine("ffsd", "", 2, 3);
+    let (outs, terms, _) = evaluated(&mut engine, clock(0, 0));
+    assert!(!terms.rows.iter().any(|r| r.name == "diversity" && r.peer == Some(0)), "the first student has nobody to look away from");
+    let reached = |name: &str, peer: Option<usize>| (0..3).filter(|&n| reaches(row(&terms, name, peer), &outs[n].maps[0])).collect::<Vec<_>>();
+    for (name, peer, wanted) in [
+        ("task", Some(0), vec![0]),
+        ("mutual", Some(0), vec![0]),
+        ("mutual", Some(1), vec![1]),
+        ("diversity", Some(1), vec![1]),
+        ("self_distillation", Some(1), vec![1]),
+        ("task_fusion", None, vec![]),
+        ("ens", None, vec![]),
+        ("task", Some(2), vec![2]),
+        ("leader", Some(2), vec![2]),
+        ("fusion", Some(2), vec![2]),
+        ("decoder", Some(1), vec![]),
+        ("decoder", Some(2), vec![]),
+    ] {
+        assert_eq!(reached(name, peer), wanted, "{name} of {peer:?}");
+    }
+    let trains = |name: &str, peer, of: &str| group(&engine, of).params.vars.iter().any(|(_, v)| reaches(row(&terms, name, peer), v));
+    assert!(trains("task_fusion", None, "fusion") && !trains("leader", Some(2), "fusion") && !trains("fusion", Some(2), "fusion"));
+    assert!(trains("fusion", Some(2), "transform") && trains("decoder", Some(1), "decoders"));
+    assert!(!trains("fusion", Some(2), "decoders") && !trains("self_distillation", Some(1), "decoders"), "decoders are trained by their own rows alone");
+}
+
+#[test]
+fn ffsd_weights_warm_up_over_five_epochs() {
+    let mut engine = engine("ffsd", "", 2, 3);
+    for (epoch, wanted) in [(0, 0.0408), (1, 0.1653), (2, 0.4493), (3, 0.8187), (4, 1.0), (20, 1.0)] {
+        let (_, terms, _) = evaluated(&mut engine, clock(epoch, 0));
+        for (name, base) in [("diversity", 1e-5), ("self_distillation", 1e-5), ("fusion", 10.0), ("decoder", 1000.0)] {
+            let weight = terms.rows.iter().find(|r| r.name == name).unwrap().weight;
+            close(weight / base, wanted, 5e-5);
         }
     }
 }

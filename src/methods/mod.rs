@@ -1,10 +1,14 @@
 //! Methods: what a cohort minimises. One file a method, one entry in `METHODS`.
 
+pub mod afd;
 pub mod baseline;
+pub mod ckd_mkt;
 pub mod dml;
+pub mod ffsd;
 pub mod kdcl;
 pub mod okddip;
 pub mod one;
+pub mod pcl;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -22,7 +26,7 @@ use crate::params::{Named, Params};
 use crate::registry;
 
 /// Every method, in the order they are listed.
-pub const METHODS: &[MethodSpec] = &[baseline::SPEC, dml::SPEC, one::SPEC, okddip::SPEC, kdcl::SPEC];
+pub const METHODS: &[MethodSpec] = &[baseline::SPEC, dml::SPEC, one::SPEC, okddip::SPEC, afd::SPEC, kdcl::SPEC, pcl::SPEC, ffsd::SPEC, ckd_mkt::SPEC];
 
 pub struct MethodSpec {
     pub name: &'static str,
