@@ -118,15 +118,7 @@ fn cores(common: &Common) -> Finding {
 
 fn datasets(common: &Common) -> Vec<Finding> {
     let places: Vec<String> = data::roots(common.data.as_deref()).into_iter().map(|(path, from)| format!("{} ({from})", path.display())).collect();
-    let mut findings = vec![ok("data", format!("looked for in {}", places.join(", ")))];
-    for spec in data::DATASETS {
-        findings.push(match data::home(spec.name, common.data.as_deref()) {
-            data::Home::Embedded => ok(spec.name, "embedded".into()),
-            data::Home::At(path) => ok(spec.name, path.display().to_string()),
-            data::Home::Missing { bring } => Finding { name: spec.name, state: State::Absent, what: "not found".into(), mend: Some(bring) },
-        });
-    }
-    findings
+    vec![ok("data", format!("looked for in {}", places.join(", ")))]
 }
 
 /// Can runs be written here, and is there room?
