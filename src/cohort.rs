@@ -61,7 +61,8 @@ impl Cohort {
         if self.shared_stages > 0 && batch.views.len() == 1 {
             return self.forward_trunk(batch, pass(0));
         }
-        if self.threads < 2 {
+        // Peers that share a trunk and see views of their own run it in turn: its running statistics take in every view.
+        if self.threads < 2 || self.shared_stages > 0 {
             return self.peers.iter().enumerate().map(|(m, peer)| peer.forward(&view(m), pass(m))).collect();
         }
         // Grad mode is thread-local in libtorch, so workers are told; a Tensor may move to a thread but not be shared with one.

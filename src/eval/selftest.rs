@@ -357,7 +357,7 @@ impl Smooth {
     fn objective(&mut self, k: usize, how: Held) -> Tensor {
         let (embeds, logits) = self.forward();
         if k >= 2 {
-            return logit::task(&logits, &self.labels);
+            return logit::task(&logits, &self.labels, 0.0);
         }
         let lambda = self.meta.lambda(&embeds, &self.pairs);
         let contrast = Contrast::in_batch(&self.labels, 0.5, Kind::Double);

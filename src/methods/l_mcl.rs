@@ -11,6 +11,7 @@ use super::parts::memory_bank::{Draw, Ground, MemoryBank};
 use super::parts::meta_network::MetaNetwork;
 use super::parts::projector::{Norm, Projector};
 use super::{Clock, Group, Method, MethodSpec, Needs, Stepped, Task};
+use crate::cohort::Cohort;
 use crate::data::{Batch, Sampling};
 use crate::error::{Error, Result};
 use crate::losses::contrast::{self, Contrast, MemoryTargets, Mimicry, Pairs, Parts, Recall, Targets};
@@ -249,6 +250,8 @@ pub struct LMcl {
     bank: Option<MemoryBank>,
     drawn: Option<Draw>,
     rule: Rule,
+    /// Label smoothing of the task terms.
+    smoothing: f64,
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
@@ -263,7 +266,7 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
         kind: task.kind,
         seed: task.seed,
     };
-    Ok(Box::new(LMcl::new(options, &setting)?))
+    Ok(Box::new(LMcl { smoothing: task.label_smoothing, ..LMcl::new(options, &setting)? }))
 }
 
 /// The soft targets of one evaluation.
@@ -349,6 +352,7 @@ impl LMcl {
             bank,
             drawn: None,
             rule: setting.rule,
+            smoothing: 0.0,
             options,
         })
     }
@@ -493,7 +497,7 @@ impl LMcl {
     }
 
     /// d pi of Eq. 16 at the present weights. In paper mode nothing moves but for the length of the call.
-    pub fn meta_gradient(&mut self, cohort: &mut crate::cohort::Cohort, theta: &Params, batch: &Batch, clock: Clock, hvp: Hvp) -> Result<Vec<Tensor>> {
+    pub fn meta_gradient(&mut self, cohort: &mut Cohort, theta: &Params, batch: &Batch, clock: Clock, hvp: Hvp) -> Result<Vec<Tensor>> {
         let reference = self.options.mode == Mode::Reference;
         let (momentum, weight_decay) = self.inner();
         let inner = self.options.meta_steps;
@@ -512,7 +516,7 @@ impl LMcl {
         let gradient = hypergradient(&theta, &self.meta_params.tensors(), unroll, &mut |k, how| {
             let outs = cohort.forward(batch, NetMode::Train);
             if k >= inner {
-                let rows: Vec<Tensor> = outs.iter().map(|own| logit::task(&own.logits, &batch.labels)).collect();
+                let rows: Vec<Tensor> = outs.iter().map(|own| logit::task(&own.logits, &batch.labels, self.smoothing)).collect();
                 return Ok(Tensor::stack(&rows, 0).sum(None));
             }
             let embeds = self.embed(&outs);
@@ -599,12 +603,12 @@ impl Method for LMcl {
     fn losses(&self, outs: &[Outputs], batch: &Batch, _: Clock) -> Result<Terms> {
         let (mut terms, weights) = (Terms::default(), &self.options.terms);
         for (m, own) in outs.iter().enumerate().filter(|_| weights.task > 0.0) {
-            terms.add_for(m, "task", weights.task, logit::task(&own.logits, &batch.labels));
+            terms.add_for(m, "task", weights.task, logit::task(&own.logits, &batch.labels, self.smoothing));
         }
         if weights.ens > 0.0 || (weights.task_gate > 0.0 && !self.gates.is_empty()) {
             let ensembles = self.ensembles(outs, &mut terms);
             for (m, ensemble) in ensembles.iter().enumerate().filter(|_| weights.task_gate > 0.0 && !self.gates.is_empty()) {
-                terms.add_for(m, "task_gate", weights.task_gate, logit::ce(ensemble, &batch.labels));
+                terms.add_for(m, "task_gate", weights.task_gate, logit::smooth_ce(ensemble, &batch.labels, self.smoothing));
             }
             for (a, own) in outs.iter().enumerate().filter(|_| weights.ens > 0.0) {
                 // Eq. 21 has the other networks for teachers; the released loop lets b = a in.
@@ -627,13 +631,13 @@ impl Method for LMcl {
         Ok(terms)
     }
 
-    fn groups(&self) -> Vec<Group> {
+    fn groups(&self, _: &Cohort) -> Vec<Group> {
         let mut groups = vec![];
         if self.contrastive() {
-            groups.push(Group { name: "heads", params: self.head_params.shallow_clone(), rule: self.rule });
+            groups.push(Group::new("heads", self.head_params.shallow_clone(), self.rule));
         }
         if !self.gates.is_empty() {
-            groups.push(Group { name: "gates", params: self.gate_params.shallow_clone(), rule: self.rule });
+            groups.push(Group::new("gates", self.gate_params.shallow_clone(), self.rule));
         }
         groups
     }
