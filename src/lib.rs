@@ -4,5 +4,6 @@ pub mod data;
 pub mod error;
 pub mod nets;
 pub mod params;
+pub mod pickle;
 pub mod registry;
 pub mod rng;
