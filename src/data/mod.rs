@@ -28,7 +28,7 @@ use crate::registry;
 pub use augment::Transform;
 pub use fetch::Archive;
 pub use loader::Loader;
-pub use picture::Picture;
+pub use picture::{Picture, Rect};
 
 /// All a dataset file exports.
 pub struct DatasetSpec {
