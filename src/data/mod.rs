@@ -9,6 +9,7 @@ mod image_folder;
 mod imagenet;
 mod loader;
 mod picture;
+pub mod rand_augment;
 pub mod sampler;
 mod stl10;
 mod synthetic;
@@ -25,10 +26,11 @@ use tch::Tensor;
 use crate::error::{Error, Result};
 use crate::registry;
 
-pub use augment::Transform;
+pub use augment::{Mix, Transform};
 pub use fetch::Archive;
 pub use loader::Loader;
 pub use picture::{Picture, Rect};
+pub use rand_augment::RandAugment;
 
 /// All a dataset file exports.
 pub struct DatasetSpec {
@@ -298,6 +300,16 @@ pub struct Batch {
     pub index: Tensor,
     /// Seeds what networks draw in training (drop-path): see `nets::layers::Pass`.
     pub noise: u64,
+    /// The views once more, mixed, where the transform asks for it; contrastive terms look at `views`.
+    pub mixed: Option<Mixed>,
+}
+
+/// Every view with another batch order of itself mixed in: `weight` of an image's own label, the rest of the one in `labels`.
+#[derive(Debug)]
+pub struct Mixed {
+    pub views: Vec<Tensor>,
+    pub labels: Tensor,
+    pub weight: f64,
 }
 
 /// How an epoch's batches are drawn.
