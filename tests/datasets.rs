@@ -278,6 +278,21 @@ fn check_compares_with_published_checksums() {
 }
 
 #[test]
+fn check_compares_the_two_layouts_of_cifar_where_both_are_there() {
+    let dir = tempfile::tempdir().unwrap();
+    cifar100(dir.path());
+    write(dir.path().join("cifar-100-python/test"), pickle("fine_labels", &[5, 6]));
+    let text = check::check("cifar100", Some(dir.path()), &Options::default()).unwrap().to_string();
+    assert!(text.contains("cifar-100-python: 2 test images, each the same as here"), "{text}");
+    for labels in [&[5, 7][..], &[5, 6, 6], &[5]] {
+        write(dir.path().join("cifar-100-python/test"), pickle("fine_labels", labels));
+        let error = check::check("cifar100", Some(dir.path()), &Options::default()).err().unwrap();
+        assert_eq!(error.exit_code(), 2);
+        assert!(error.to_string().contains("of its test split is not the one in"), "{error}");
+    }
+}
+
+#[test]
 fn folders_of_classes_with_and_without_a_split() {
     let dir = tempfile::tempdir().unwrap();
     let plain = dir.path().join("plain");

@@ -37,6 +37,8 @@ pub struct DatasetSpec {
     pub name: &'static str,
     pub about: &'static str,
     pub open: fn(&Request) -> Result<Dataset>,
+    /// What `data check` can compare it with; returns what to say.
+    pub compare: Option<fn(&Dataset) -> Result<Vec<String>>>,
     /// How it may lie on disk: (its folder, a file or folder in it), the preferred layout first.
     pub layouts: &'static [(&'static str, &'static str)],
     /// What `data fetch` can bring, the preferred one first.
