@@ -1,0 +1,56 @@
+//! Writing so that nothing is lost: to a temporary name, synced, then renamed.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use crate::error::{Error, Result};
+
+/// The name something is written under until it is whole.
+pub fn temporary(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".tmp-{}", std::process::id()));
+    path.with_file_name(name)
+}
+
+/// Writes a whole file: readers see the old one or the new one, never a part. A failed write leaves the old file and no litter.
+pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    let temporary = temporary(path);
+    let attempt = || -> std::io::Result<()> {
+        let mut file = File::create(&temporary)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)
+    };
+    attempt().map_err(|e| {
+        let _ = fs::remove_file(&temporary);
+        Error::io("cannot write", path)(e)
+    })?;
+    sync_folder(path.parent().unwrap_or(Path::new(".")))
+}
+
+/// Makes renames in a folder survive a power cut.
+pub fn sync_folder(folder: &Path) -> Result<()> {
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    File::open(folder).and_then(|f| f.sync_all()).map_err(Error::io("cannot sync", folder))
+}
+
+/// Makes `link` a relative symlink to `target`, replacing an older one by rename.
+pub fn point(link: &Path, target: &str) -> Result<()> {
+    if fs::read_link(link).is_ok_and(|old| old == Path::new(target)) {
+        return Ok(());
+    }
+    if link.exists() && !link.is_symlink() {
+        return Err(Error::input(format!("{} is a file or folder of its own; a link to {target} belongs there: move it away", link.display())));
+    }
+    let temporary = temporary(link);
+    let _ = fs::remove_file(&temporary);
+    std::os::unix::fs::symlink(target, &temporary).map_err(Error::io("cannot link", &temporary))?;
+    fs::rename(&temporary, link).map_err(Error::io("cannot link", link))
+}
+
+pub fn sha256(bytes: &[u8]) -> String {
+    format!("{:x}", Sha256::digest(bytes))
+}
