@@ -2,8 +2,10 @@
 
 pub mod data;
 pub mod error;
+pub mod files;
 pub mod nets;
 pub mod params;
 pub mod pickle;
 pub mod registry;
 pub mod rng;
+pub mod weights;
