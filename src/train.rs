@@ -89,6 +89,8 @@ struct Trainer<'a> {
     /// Seconds of earlier sittings.
     before: f64,
     last_save: Instant,
+    /// The recipe's epochs and those the method trains before them.
+    epochs: usize,
 }
 
 /// The splits of a run after `fraction` and `holdout`.
@@ -184,6 +186,7 @@ impl<'a> Trainer<'a> {
                 folder.log(&format!("network {m} starts from {}: {report}", init.display()))?;
             }
         }
+        let epochs = job.recipe.train.epochs + engine.method.extra_epochs();
         let meter = Meter::restore(&progress.meter);
         let events = EventWriter::create(&job.out)?;
         let before = progress.seconds;
@@ -201,6 +204,7 @@ impl<'a> Trainer<'a> {
             started: Instant::now(),
             before,
             last_save: Instant::now(),
+            epochs,
         };
         trainer.write_inputs()?;
         Ok(trainer)
@@ -229,7 +233,7 @@ impl<'a> Trainer<'a> {
     }
 
     fn train(&mut self) -> Result<Summary> {
-        let epochs = self.epochs();
+        let epochs = self.epochs;
         let (train, data) = (&self.job.recipe.train, &self.data);
         self.say(&format!(
             "{} on {}: {} networks ({}), {} training images, {} held out, {} test, batch {}, {} epochs, {:?}, {} threads -> {}",
@@ -255,22 +259,22 @@ impl<'a> Trainer<'a> {
     /// The rest of the current epoch, its evaluation, its row and its checkpoint.
     fn epoch(&mut self) -> Result<()> {
         let recipe = self.job.recipe.clone();
-        let (t, epoch) = (&recipe.train, self.progress.epoch);
+        let (t, epoch, epochs) = (&recipe.train, self.progress.epoch, self.epochs);
         let order = sampler::epoch(&self.data.train.labels, self.needs.sampling, t.batch, t.seed, epoch as u64)?;
         let steps = order.len().div_ceil(t.accumulate);
         let views = if self.needs.views == Views::PerPeer { self.engine.cohort.peers.len() } else { 1 };
         let first = self.progress.batch * t.accumulate;
         let mut loader = Loader::new(&self.data.train, order, self.data.train_transform.clone(), views, t.seed, epoch as u64, first);
-        let mut display = Display::new(self.job.quiet, epoch, self.epochs(), steps, self.progress.batch);
+        let mut display = Display::new(self.job.quiet, epoch, epochs, steps, self.progress.batch);
         let clip = (t.clip > 0.0).then_some(t.clip);
-        // Epochs the method asks for come first and have the schedule to themselves.
+        // The epochs a method trains first have the whole schedule to themselves.
         let extra = self.engine.method.extra_epochs();
         let (in_phase, of_phase) = if epoch < extra { (epoch, extra) } else { (epoch - extra, t.epochs) };
-        let rate = |i: usize| t.schedule.lr(t.lr, t.warmup, in_phase, of_phase, i, steps);
+        let clock = |i: usize, step: usize| Clock { epoch, batch: i, step, lr: t.schedule.lr(t.lr, t.warmup, in_phase, of_phase, i, steps), seed: t.seed };
         if self.progress.batch == 0 {
-            let clock = Clock { epoch, batch: 0, step: self.progress.step, lr: rate(0), seed: t.seed };
-            let mut held = self.data.held.as_ref().map(|split| Loader::eval(split, EVAL_BATCH, self.data.test_transform.clone()));
-            self.engine.epoch_start(held.as_mut().map(|loader| loader as &mut Batches), clock)?;
+            let device = self.job.device;
+            let mut held = self.data.held.as_ref().map(|split| Loader::eval(split, EVAL_BATCH, self.data.test_transform.clone()).map(|b| Ok(b?.to_device(device))));
+            self.engine.epoch_start(held.as_mut().map(|batches| batches as &mut Batches), clock(0, self.progress.step))?;
         }
         while self.progress.batch < steps {
             let mut batches = vec![];
@@ -278,19 +282,18 @@ impl<'a> Trainer<'a> {
                 batches.push(batch?.to_device(self.job.device));
             }
             let i = self.progress.batch;
-            let lr = rate(i);
-            let clock = Clock { epoch, batch: i, step: self.progress.step, lr, seed: t.seed };
+            let clock = clock(i, self.progress.step);
             let began = Instant::now();
             let report = match self.engine.step(&batches, clock, clip) {
                 Ok(report) => report,
                 Err(e @ Error::Diverged { .. }) => return Err(self.diverged(e, &batches)),
                 Err(e) => return Err(e),
             };
-            self.measure(&report, lr, began.elapsed().as_secs_f64());
+            self.measure(&report, clock.lr, began.elapsed().as_secs_f64());
             self.progress.step += 1;
             self.progress.batch += 1;
             let images: i64 = batches.iter().map(|b| b.labels.size()[0]).sum();
-            display.tick(&self.meter, images as usize, self.progress.batch, steps, self.epochs() - epoch - 1, &mut |line| self.folder.log(line))?;
+            display.tick(&self.meter, images as usize, self.progress.batch, steps, epochs - epoch - 1, &mut |line| self.folder.log(line))?;
             if self.job.stop.load(Ordering::Relaxed) {
                 let path = self.save(false)?;
                 display.clear();
@@ -373,7 +376,7 @@ impl<'a> Trainer<'a> {
         let line = format!(
             "epoch {}/{}: loss {:.4}, test top-1 {} (ensemble {:.2}){holdout}, {:.0} images/s",
             epoch + 1,
-            self.epochs(),
+            self.epochs,
             self.meter.mean("loss").unwrap_or(f64::NAN),
             networks(&test),
             test.ensemble.top1(),
@@ -394,7 +397,7 @@ impl<'a> Trainer<'a> {
             self.progress.best = chosen;
         }
         metrics::write_rows(&self.job.out, &self.progress.rows)?;
-        let last = self.progress.epoch == self.epochs();
+        let last = self.progress.epoch == self.epochs;
         if better || last || self.progress.epoch.is_multiple_of(self.job.recipe.save.every_epochs) {
             self.save(better || self.data.held.is_none())?;
         }
@@ -403,11 +406,6 @@ impl<'a> Trainer<'a> {
             return Err(Error::Interrupted(format!("stopped after epoch {}; everything is in {}; the same command with --resume goes on", epoch + 1, path.display())));
         }
         Ok(())
-    }
-
-    /// Of the whole run: the recipe's and those the method asks for.
-    fn epochs(&self) -> usize {
-        self.engine.method.extra_epochs() + self.job.recipe.train.epochs
     }
 
     fn evaluate(&mut self, split: &Split) -> Result<CohortAccuracy> {
@@ -503,6 +501,7 @@ impl<'a> Trainer<'a> {
     }
 
     fn summary(&self, shipped: Vec<PathBuf>) -> Summary {
+        // What a first phase trained is not what ships.
         let extra = self.engine.method.extra_epochs();
         let rows = &self.progress.rows[extra..];
         let value = |row: &Row, key: &str| row.get(key).and_then(|v| v.as_f64()).unwrap_or(f64::NAN);

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use mcl::device::{self, DeviceChoice};
 use mcl::error::Result;
-use mcl::eval::{Common, doctor};
+use mcl::eval::{Common, data, doctor, selftest};
 
 #[derive(Parser)]
 #[command(name = "mcl-eval", version, about = "Measure how well pre-trained networks transfer; look after data and set-up")]
@@ -34,6 +34,10 @@ struct Cli {
 enum Command {
     /// Check libtorch, devices, datasets, disk
     Doctor,
+    Selftest(selftest::SelftestArgs),
+    /// List, check or fetch datasets
+    #[command(subcommand)]
+    Data(data::DataCommand),
 }
 
 fn main() -> ExitCode {
@@ -52,5 +56,7 @@ fn main() -> ExitCode {
 fn act(command: Command, common: &Common) -> Result<()> {
     match command {
         Command::Doctor => doctor::run(common),
+        Command::Selftest(args) => selftest::run(&args, common),
+        Command::Data(command) => data::run(&command, common),
     }
 }

@@ -1,6 +1,8 @@
 //! What `mcl-eval` does, one file a command.
 
+pub mod data;
 pub mod doctor;
+pub mod selftest;
 
 use std::path::PathBuf;
 

@@ -12,9 +12,9 @@ pub fn smooth_ce(logits: &Tensor, targets: &Tensor, smoothing: f64) -> Tensor {
     logits.cross_entropy_loss::<Tensor>(targets, None, Reduction::Mean, -100, smoothing)
 }
 
-/// L^task of one network, Eq. 14: the cross-entropies of all its classifiers, branches included. Each [B, C].
-pub fn task(logits: &[Tensor], targets: &Tensor) -> Tensor {
-    let mut rows = logits.iter().map(|z| ce(z, targets));
+/// L^task of one network, Eq. 14: the cross-entropies of all its classifiers, branches included, with smoothed labels. Each [B, C].
+pub fn task(logits: &[Tensor], targets: &Tensor, smoothing: f64) -> Tensor {
+    let mut rows = logits.iter().map(|z| smooth_ce(z, targets, smoothing));
     let first = rows.next().expect("a network has a classifier");
     rows.fold(first, |sum, row| sum + row)
 }

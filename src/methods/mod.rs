@@ -6,6 +6,7 @@ pub mod ckd_mkt;
 pub mod dml;
 pub mod ffsd;
 pub mod kdcl;
+pub mod l_mcl;
 pub mod mcl;
 pub mod okddip;
 pub mod one;
@@ -28,7 +29,8 @@ use crate::params::{Named, Params};
 use crate::registry;
 
 /// Every method, in the order they are listed.
-pub const METHODS: &[MethodSpec] = &[baseline::SPEC, dml::SPEC, one::SPEC, okddip::SPEC, afd::SPEC, kdcl::SPEC, pcl::SPEC, ffsd::SPEC, ckd_mkt::SPEC, mcl::SPEC];
+pub const METHODS: &[MethodSpec] =
+    &[baseline::SPEC, dml::SPEC, one::SPEC, okddip::SPEC, afd::SPEC, kdcl::SPEC, pcl::SPEC, ffsd::SPEC, ckd_mkt::SPEC, mcl::SPEC, l_mcl::SPEC];
 
 pub struct MethodSpec {
     pub name: &'static str,
