@@ -168,7 +168,8 @@ impl<'a> Trainer<'a> {
         let mut folder = RunFolder::open(&job.out)?;
         checkpoints.sweep()?;
         let t = &job.recipe.train;
-        let cohort = Cohort::new(&needs.archs(&archs), classes, needs.branches, needs.shared_stages, t.peer_threads, job.device, Kind::Float, t.seed);
+        let mut cohort = Cohort::new(&needs.archs(&archs), classes, needs.branches, needs.shared_stages, t.peer_threads, job.device, Kind::Float, t.seed);
+        cohort.drop_path = t.drop_path;
         let engine = Engine::new(cohort, method, rule);
 
         let mut progress = Progress::default();
