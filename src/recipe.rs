@@ -30,7 +30,7 @@ pub struct Data {
     /// Images per class taken out of the training split by seed; they choose the network and epoch that ship.
     pub holdout: usize,
     /// Side the images are brought to; 0 means the dataset's own.
-    pub image_size: i64,
+    pub image_size: usize,
 }
 
 impl Default for Data {
@@ -235,9 +235,6 @@ impl Recipe {
         }
         if !(lr > 0.0 && lr.is_finite()) {
             return Err(format!("[train] lr = {lr}; accepted: a number above 0"));
-        }
-        if self.data.image_size < 0 {
-            return Err(format!("[data] image_size = {}; accepted: 0 (the dataset's own) or a side in pixels", self.data.image_size));
         }
         within("[train] momentum", momentum, 0.0, 0.9999)?;
         within("[train] weight_decay", weight_decay, 0.0, 10.0)?;

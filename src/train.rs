@@ -11,9 +11,7 @@ use tch::{Device, Kind};
 
 use crate::checkpoint::{Best, Checkpoints, Extra, Progress};
 use crate::cohort::Cohort;
-use crate::data::loader::Loader;
-use crate::data::augment::Transform;
-use crate::data::{self, Batch, Dataset, Split, sampler};
+use crate::data::{self, Batch, Dataset, Loader, Split, Transform, sampler};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::methods::{self, Clock, Needs, Task, Views};
@@ -101,31 +99,35 @@ struct Prepared {
     held: Option<Split>,
     train_transform: Transform,
     test_transform: Transform,
-    image_size: i64,
 }
 
 fn prepare_data(recipe: &Recipe, data_root: Option<&Path>, archs: &[&'static Arch]) -> Result<Prepared> {
     let table = &recipe.data;
-    let dataset = data::open(&table.name, data_root)?;
+    let asked = (table.image_size > 0).then_some(table.image_size);
+    let mut dataset = data::open(&table.name, data_root, &data::Options { size: asked, seed: recipe.train.seed, ..Default::default() })?;
+    match asked {
+        Some(size) if dataset.image_size != size => dataset = dataset.resized(size)?,
+        Some(_) => {}
+        None => {
+            // A CIFAR network on large images, or an ImageNet network on small ones, is seldom meant: it is asked for by name.
+            let size = dataset.image_size;
+            if let Some(arch) = archs.iter().find(|a| a.image_size != size as i64) {
+                return Err(Error::input(format!(
+                    "{} is made for images of side {own} and {} has {size}: set data.image_size={own} to resize them, or data.image_size={size} to train on them as they are",
+                    arch.name,
+                    dataset.name,
+                    own = arch.image_size
+                )));
+            }
+        }
+    }
     let (kept, held) = sampler::holdout(&dataset.train.labels, table.holdout, recipe.train.seed)?;
     let held = (table.holdout > 0).then(|| dataset.train.subset(&held));
     let mut train = dataset.train.subset(&kept);
     if table.fraction < 1.0 {
         train = train.subset(&sampler::stratified(&train.labels, table.fraction, recipe.train.seed));
     }
-    let image_size = if table.image_size > 0 { table.image_size } else { dataset.image_size };
-    // CIFAR networks keep 32 x 32 maps in their first stage: a size nobody asked for would only be slow, so it is asked for by name.
-    if let Some(arch) = archs.iter().find(|a| a.image_size != image_size) {
-        if table.image_size == 0 {
-            return Err(Error::input(format!(
-                "{} is made for {size} x {size} images and {} has {image_size} x {image_size}; set data.image_size={size} to resize, or data.image_size={image_size} to train on them as they are",
-                arch.name, dataset.name, size = arch.image_size
-            )));
-        }
-    }
-    let train_transform = Transform::train(&dataset, image_size, &recipe.train)?;
-    let test_transform = Transform::test(&dataset, image_size);
-    Ok(Prepared { train, held, train_transform, test_transform, image_size, dataset })
+    Ok(Prepared { train, held, train_transform: dataset.train_transform(), test_transform: dataset.test_transform(), dataset })
 }
 
 impl<'a> Trainer<'a> {
@@ -214,11 +216,11 @@ impl<'a> Trainer<'a> {
         environment["train_images"] = self.data.train.len().into();
         environment["train_split_hash"] = sampler::hash(&rows(&self.data.train)).into();
         if recipe.data.fraction < 1.0 || recipe.data.holdout > 0 {
-            sampler::write_indices(&self.folder.join("train-indices.csv"), &rows(&self.data.train))?;
+            sampler::write_index(&self.folder.join("train-indices.csv"), &rows(&self.data.train))?;
         }
         if let Some(held) = &self.data.held {
             environment["holdout_split_hash"] = sampler::hash(&rows(held)).into();
-            sampler::write_indices(&self.folder.join("holdout-indices.csv"), &rows(held))?;
+            sampler::write_index(&self.folder.join("holdout-indices.csv"), &rows(held))?;
         }
         let text = serde_json::to_string_pretty(&environment).expect("plain values serialise");
         files::write(&self.folder.join("environment.json"), text.as_bytes())?;
@@ -432,7 +434,7 @@ impl<'a> Trainer<'a> {
         Meta {
             arch: arch.name.to_string(),
             classes: self.data.dataset.classes.clone(),
-            image_size: self.data.image_size,
+            image_size: self.data.dataset.image_size as i64,
             mean: self.data.dataset.mean,
             std: self.data.dataset.std,
             interpolation: "bilinear".into(),

@@ -23,6 +23,10 @@ impl Method for Baseline {
         Needs::default()
     }
 
+    fn options(&self) -> toml::Table {
+        toml::Table::new()
+    }
+
     fn losses(&self, outs: &[Outputs], batch: &Batch, _: Clock) -> Result<Terms> {
         let mut terms = Terms::default();
         for (m, own) in outs.iter().enumerate() {

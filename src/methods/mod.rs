@@ -39,6 +39,7 @@ pub struct Task<'a> {
     pub batch: usize,
     /// The optimizer of the networks: a method's own modules usually follow it.
     pub rule: Rule,
+    pub label_smoothing: f64,
     pub epochs: usize,
     pub device: Device,
     pub kind: Kind,
@@ -102,6 +103,9 @@ pub struct Stepped<'a> {
 /// A training method. `losses` never mutates and may be evaluated many times on one batch (the bilevel scheme does).
 pub trait Method: Send {
     fn needs(&self) -> Needs;
+
+    /// The options as resolved, for the recipe in the run folder.
+    fn options(&self) -> toml::Table;
 
     /// Once per batch, before the forward pass: draw negatives, run mean teachers.
     fn prepare(&mut self, _batch: &Batch, _clock: Clock) -> Result<()> {

@@ -135,3 +135,9 @@ impl Branch {
             .collect()
     }
 }
+
+pub struct Description { pub params: i64, pub macs: i64, pub classes: i64 }
+pub fn describe(arch: &Arch, classes: i64) -> Description {
+    let (_, params) = Network::build(arch, classes, 0, Device::Cpu, Kind::Float);
+    Description { params: params.count(), macs: 0, classes }
+}
