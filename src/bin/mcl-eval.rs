@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use mcl::device::{self, DeviceChoice};
 use mcl::error::Result;
-use mcl::eval::{Common, doctor};
+use mcl::eval::{self, Common, doctor};
 
 #[derive(Parser)]
 #[command(name = "mcl-eval", version, about = "Measure how well pre-trained networks transfer; look after data and set-up")]
@@ -34,6 +34,8 @@ struct Cli {
 enum Command {
     /// Check libtorch, devices, datasets, disk
     Doctor,
+    #[command(flatten)]
+    Measure(eval::Command),
 }
 
 fn main() -> ExitCode {
@@ -52,5 +54,6 @@ fn main() -> ExitCode {
 fn act(command: Command, common: &Common) -> Result<()> {
     match command {
         Command::Doctor => doctor::run(common),
+        Command::Measure(command) => command.run(common),
     }
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::subject::Subject;
 use super::{Common, protocol::Protocol};
 use crate::error::{Error, Result};
-use crate::{files, runs};
+use crate::runs;
 
 /// One measurement.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -127,15 +127,22 @@ pub fn append(folder: &Path, records: &[Record]) -> Result<()> {
 
     let jsonl: String = records.iter().map(|r| format!("{}\n", serde_json::to_string(r).expect("plain values serialise"))).collect();
     extend(&folder.join("results.jsonl"), "", &jsonl)?;
-    let failed = |e: csv::Error| Error::failed(format!("cannot write {}: {e}", folder.join("results.csv").display()));
-    let line = |cells: &[String]| -> Result<String> {
-        let mut out = csv::Writer::from_writer(vec![]);
-        out.write_record(cells).map_err(failed)?;
-        let bytes = out.into_inner().map_err(|e| Error::failed(format!("cannot write a row: {e}")))?;
-        Ok(String::from_utf8(bytes).expect("cells are text"))
-    };
-    let rows = records.iter().map(|r| line(&r.csv_cells())).collect::<Result<String>>()?;
-    extend(&folder.join("results.csv"), &line(&COLUMNS.map(String::from))?, &rows)
+    extend(&folder.join("results.csv"), &rows(&[COLUMNS.map(String::from).to_vec()])?, &rows(&records.iter().map(Record::csv_cells).collect::<Vec<_>>())?)
+}
+
+fn rows(rows: &[Vec<String>]) -> Result<String> {
+    let mut out = csv::Writer::from_writer(vec![]);
+    for row in rows {
+        out.write_record(row).map_err(|e| Error::failed(format!("cannot write a row of results: {e}")))?;
+    }
+    let bytes = out.into_inner().map_err(|e| Error::failed(format!("cannot write a row of results: {e}")))?;
+    Ok(String::from_utf8(bytes).expect("cells are text"))
+}
+
+/// All records as one CSV.
+pub fn csv(records: &[Record]) -> Result<String> {
+    let header = COLUMNS.map(String::from).to_vec();
+    rows(&std::iter::once(header).chain(records.iter().map(Record::csv_cells)).collect::<Vec<_>>())
 }
 
 fn extend(path: &Path, header: &str, text: &str) -> Result<()> {
@@ -192,9 +199,4 @@ pub fn keep(records: &[Record], subjects: &[Subject], common: &Common) -> Result
 /// What `--json` prints: the records and where they were made.
 pub fn json(records: &[Record], common: &Common) -> Value {
     serde_json::json!({ "environment": runs::environment(&format!("{:?}", common.device), common.threads), "results": records })
-}
-
-/// A name for files that belong to these inputs.
-pub fn short_hash(parts: &[&str]) -> String {
-    files::sha256(parts.join("\n").as_bytes())[..12].to_string()
 }
