@@ -20,10 +20,11 @@ fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String
 
 pub fn archs() -> String {
     let row = |arch: &'static nets::Arch| {
-        let d = nets::describe(arch, if arch.image_size == 32 { 100 } else { 1000 });
-        vec![arch.name.into(), d.params.to_string(), d.macs.to_string(), arch.depth.to_string(), arch.dim.to_string(), format!("{0}x{0}", arch.image_size), d.classes.to_string()]
+        let classes = if arch.image_size == 32 { 100 } else { 1000 };
+        let d = nets::describe(arch, classes);
+        vec![d.name.into(), d.parameters.to_string(), d.macs.to_string(), d.stages.to_string(), d.dim.to_string(), format!("{0} x {0}", d.image_size), classes.to_string()]
     };
-    table(&["name", "parameters", "multiply-adds", "stages", "feature", "images", "classes counted"], nets::archs().map(row))
+    table(&["name", "parameters", "multiply-adds", "stages", "feature", "images", "classes"], nets::archs().map(row))
 }
 
 pub fn methods() -> String {

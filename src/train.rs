@@ -14,9 +14,8 @@ use crate::cohort::Cohort;
 use crate::data::{self, Batch, Dataset, Loader, Split, Transform, sampler};
 use crate::error::{Error, Result};
 use crate::files;
-use crate::methods::{self, Clock, Needs, Task, Views};
+use crate::methods::{self, Batches, Clock, Needs, Task, Views};
 use crate::metrics::{self, CohortAccuracy, Meter, Row};
-use crate::nets::layers::Mode;
 use crate::nets::{self, Arch};
 use crate::recipe::Recipe;
 use crate::runs::{self, RunFolder};
@@ -90,6 +89,8 @@ struct Trainer<'a> {
     /// Seconds of earlier sittings.
     before: f64,
     last_save: Instant,
+    /// The recipe's epochs and those the method trains before them.
+    epochs: usize,
 }
 
 /// The splits of a run after `fraction` and `holdout`.
@@ -144,6 +145,7 @@ impl<'a> Trainer<'a> {
             batch: recipe.train.batch,
             rule,
             label_smoothing: recipe.train.label_smoothing,
+            holdout: recipe.data.holdout,
             epochs: recipe.train.epochs,
             device: job.device,
             kind: Kind::Float,
@@ -166,7 +168,8 @@ impl<'a> Trainer<'a> {
         let mut folder = RunFolder::open(&job.out)?;
         checkpoints.sweep()?;
         let t = &job.recipe.train;
-        let cohort = Cohort::new(&archs, classes, needs.branches, needs.shared_stages, t.peer_threads, job.device, Kind::Float, t.seed);
+        let mut cohort = Cohort::new(&needs.archs(&archs), classes, needs.branches, needs.shared_stages, t.peer_threads, job.device, Kind::Float, t.seed);
+        cohort.drop_path = t.drop_path;
         let engine = Engine::new(cohort, method, rule);
 
         let mut progress = Progress::default();
@@ -184,6 +187,7 @@ impl<'a> Trainer<'a> {
                 folder.log(&format!("network {m} starts from {}: {report}", init.display()))?;
             }
         }
+        let epochs = job.recipe.train.epochs + engine.method.extra_epochs();
         let meter = Meter::restore(&progress.meter);
         let events = EventWriter::create(&job.out)?;
         let before = progress.seconds;
@@ -201,6 +205,7 @@ impl<'a> Trainer<'a> {
             started: Instant::now(),
             before,
             last_save: Instant::now(),
+            epochs,
         };
         trainer.write_inputs()?;
         Ok(trainer)
@@ -229,7 +234,7 @@ impl<'a> Trainer<'a> {
     }
 
     fn train(&mut self) -> Result<Summary> {
-        let epochs = self.job.recipe.train.epochs;
+        let epochs = self.epochs;
         let (train, data) = (&self.job.recipe.train, &self.data);
         self.say(&format!(
             "{} on {}: {} networks ({}), {} training images, {} held out, {} test, batch {}, {} epochs, {:?}, {} threads -> {}",
@@ -255,33 +260,38 @@ impl<'a> Trainer<'a> {
     /// The rest of the current epoch, its evaluation, its row and its checkpoint.
     fn epoch(&mut self) -> Result<()> {
         let recipe = self.job.recipe.clone();
-        let (t, epoch) = (&recipe.train, self.progress.epoch);
+        let (t, epoch, epochs) = (&recipe.train, self.progress.epoch, self.epochs);
         let order = sampler::epoch(&self.data.train.labels, self.needs.sampling, t.batch, t.seed, epoch as u64)?;
         let steps = order.len().div_ceil(t.accumulate);
-        let views = if self.needs.views == Views::PerPeer { self.archs.len() } else { 1 };
+        let views = if self.needs.views == Views::PerPeer { self.engine.cohort.peers.len() } else { 1 };
         let first = self.progress.batch * t.accumulate;
         let mut loader = Loader::new(&self.data.train, order, self.data.train_transform.clone(), views, t.seed, epoch as u64, first);
-        let mut display = Display::new(self.job.quiet, epoch, t.epochs, steps, self.progress.batch);
+        let mut display = Display::new(self.job.quiet, epoch, epochs, steps, self.progress.batch);
         let clip = (t.clip > 0.0).then_some(t.clip);
+        let clock = |i: usize, step: usize| Clock { epoch, batch: i, step, lr: t.schedule.lr(t.lr, t.warmup, epoch, epochs, i, steps), seed: t.seed };
+        if self.progress.batch == 0 {
+            let device = self.job.device;
+            let mut held = self.data.held.as_ref().map(|split| Loader::eval(split, EVAL_BATCH, self.data.test_transform.clone()).map(|b| Ok(b?.to_device(device))));
+            self.engine.epoch_start(held.as_mut().map(|batches| batches as &mut Batches), clock(0, self.progress.step))?;
+        }
         while self.progress.batch < steps {
             let mut batches = vec![];
             for batch in loader.by_ref().take(t.accumulate) {
                 batches.push(batch?.to_device(self.job.device));
             }
             let i = self.progress.batch;
-            let lr = t.schedule.lr(t.lr, t.warmup, epoch, t.epochs, i, steps);
-            let clock = Clock { epoch, batch: i, step: self.progress.step, lr, seed: t.seed };
+            let clock = clock(i, self.progress.step);
             let began = Instant::now();
             let report = match self.engine.step(&batches, clock, clip) {
                 Ok(report) => report,
                 Err(e @ Error::Diverged { .. }) => return Err(self.diverged(e, &batches)),
                 Err(e) => return Err(e),
             };
-            self.measure(&report, lr, began.elapsed().as_secs_f64());
+            self.measure(&report, clock.lr, began.elapsed().as_secs_f64());
             self.progress.step += 1;
             self.progress.batch += 1;
             let images: i64 = batches.iter().map(|b| b.labels.size()[0]).sum();
-            display.tick(&self.meter, images as usize, self.progress.batch, steps, t.epochs - epoch - 1, &mut |line| self.folder.log(line))?;
+            display.tick(&self.meter, images as usize, self.progress.batch, steps, epochs - epoch - 1, &mut |line| self.folder.log(line))?;
             if self.job.stop.load(Ordering::Relaxed) {
                 let path = self.save(false)?;
                 display.clear();
@@ -364,7 +374,7 @@ impl<'a> Trainer<'a> {
         let line = format!(
             "epoch {}/{}: loss {:.4}, test top-1 {} (ensemble {:.2}){holdout}, {:.0} images/s",
             epoch + 1,
-            self.job.recipe.train.epochs,
+            self.epochs,
             self.meter.mean("loss").unwrap_or(f64::NAN),
             networks(&test),
             test.ensemble.top1(),
@@ -385,7 +395,7 @@ impl<'a> Trainer<'a> {
             self.progress.best = chosen;
         }
         metrics::write_rows(&self.job.out, &self.progress.rows)?;
-        let last = self.progress.epoch == self.job.recipe.train.epochs;
+        let last = self.progress.epoch == self.epochs;
         if better || last || self.progress.epoch.is_multiple_of(self.job.recipe.save.every_epochs) {
             self.save(better || self.data.held.is_none())?;
         }
@@ -397,12 +407,10 @@ impl<'a> Trainer<'a> {
     }
 
     fn evaluate(&mut self, split: &Split) -> Result<CohortAccuracy> {
-        let _guard = tch::no_grad_guard();
         let mut accuracy = CohortAccuracy::default();
         for batch in Loader::eval(split, EVAL_BATCH, self.data.test_transform.clone()) {
             let batch = batch?.to_device(self.job.device);
-            let outs = self.engine.cohort.forward(&batch, Mode::Eval);
-            accuracy.add(&outs, &batch.labels);
+            accuracy.add(&self.engine.answers(&batch), &batch.labels);
         }
         Ok(accuracy)
     }
@@ -414,9 +422,8 @@ impl<'a> Trainer<'a> {
         let hash = recipe.hash();
         let extras: Vec<Extra> = self
             .engine
-            .cohort
-            .peers
-            .iter()
+            .shipped()
+            .into_iter()
             .enumerate()
             .map(|(m, peer)| {
                 let meta = self.meta(peer.arch, m, &hash);
@@ -478,7 +485,7 @@ impl<'a> Trainer<'a> {
         let to = self.folder.join("networks");
         std::fs::create_dir_all(&to).map_err(Error::io("cannot make", &to))?;
         let mut shipped = vec![];
-        for m in 0..self.archs.len() {
+        for m in 0..self.engine.shipped().len() {
             let (source, target) = (from.join(peer_file(m)), to.join(peer_file(m)));
             files::write(&target, &std::fs::read(&source).map_err(Error::io("cannot read", &source))?)?;
             shipped.push(target);
@@ -499,11 +506,11 @@ impl<'a> Trainer<'a> {
             let best = rows.iter().enumerate().rev().max_by(|a, b| value(a.1, key).total_cmp(&value(b.1, key)));
             best.map(|(epoch, row)| (epoch + 1, row)).expect("a finished run has rows")
         };
-        let networks = (0..self.archs.len()).map(|m| {
+        let networks = self.engine.shipped().into_iter().enumerate().map(|(m, peer)| {
             let key = format!("test.peer{m}.top1");
             let (epoch, row) = best_row(&key);
             let by_holdout = self.data.held.as_ref().map(|_| best_row(&format!("holdout.peer{m}.top1"))).map(|(epoch, row)| (value(row, &key), epoch));
-            NetworkSummary { arch: self.archs[m].name.to_string(), last: value(last, &key), by_holdout, best_test: (value(row, &key), epoch) }
+            NetworkSummary { arch: peer.arch.name.to_string(), last: value(last, &key), by_holdout, best_test: (value(row, &key), epoch) }
         });
         Summary {
             out: self.job.out.clone(),

@@ -112,8 +112,8 @@ fn colours<const N: usize>(rng: &mut Rng) -> [Colour; N] {
 
 fn paint(shape: Shape, texture: Texture, side: usize, rng: &mut Rng, out: &mut [u8]) {
     let [ink, paper, ground, clutter] = colours::<4>(rng);
-    let contrast = rng.gen_range(0.3f32..1.0);
-    let radius = rng.gen_range(0.2f32..0.34);
+    let contrast = rng.gen_range(0.4f32..1.0);
+    let radius = rng.gen_range(0.24f32..0.38);
     let (cx, cy) = (rng.gen_range(0.25f32..0.75), rng.gen_range(0.25f32..0.75));
     let (tilt_sin, tilt_cos) = rng.gen_range(-0.35f32..0.35).sin_cos();
     let (grain_sin, grain_cos) = rng.gen_range(0.0f32..PI).sin_cos();
@@ -122,9 +122,9 @@ fn paint(shape: Shape, texture: Texture, side: usize, rng: &mut Rng, out: &mut [
     // The ground is grained like the shapes, so that no class stands out by how rough its image is.
     let (ground_sin, ground_cos) = rng.gen_range(0.0f32..PI).sin_cos();
     let ground_frequency = rng.gen_range(2.0f32..9.0);
-    let (ground_phase, depth) = (rng.r#gen::<f32>(), rng.gen_range(0.0f32..0.5));
+    let (ground_phase, depth) = (rng.r#gen::<f32>(), rng.gen_range(0.0f32..0.35));
     let blobs: [[f32; 3]; 3] = std::array::from_fn(|_| [rng.r#gen(), rng.r#gen(), rng.gen_range(0.03f32..0.12)]);
-    let noise = rng.gen_range(0.01f32..0.06);
+    let noise = rng.gen_range(0.01f32..0.04);
 
     // Two by two samples a pixel soften the edges.
     const SAMPLES: [f32; 2] = [0.25, 0.75];

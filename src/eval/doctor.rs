@@ -7,7 +7,7 @@ use serde_json::json;
 use tch::{Cuda, Kind, Tensor};
 
 use super::Common;
-use crate::data;
+use crate::data::{self, check};
 use crate::error::{Error, Result};
 use crate::runs;
 
@@ -118,7 +118,15 @@ fn cores(common: &Common) -> Finding {
 
 fn datasets(common: &Common) -> Vec<Finding> {
     let places: Vec<String> = data::roots(common.data.as_deref()).into_iter().map(|(path, from)| format!("{} ({from})", path.display())).collect();
-    vec![ok("data", format!("looked for in {}", places.join(", ")))]
+    let mut findings = vec![ok("data", format!("looked for in {}", places.join(", ")))];
+    for set in check::list(common.data.as_deref()) {
+        findings.push(match (set.home, set.bring) {
+            (Some(home), _) => ok(set.name, home.display().to_string()),
+            (None, Some(bring)) => Finding { name: set.name, state: State::Absent, what: "not here".into(), mend: Some(bring) },
+            (None, None) => ok(set.name, "needs no files".into()),
+        });
+    }
+    findings
 }
 
 /// Can runs be written here, and is there room?

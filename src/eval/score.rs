@@ -81,6 +81,11 @@ impl Score {
         self.top1() / 100.0 <= chance + 2.0 * error
     }
 
+    /// How often both name the same class, in percent.
+    pub fn agreement(&self, other: &Score) -> f64 {
+        100.0 * self.predicted.iter().zip(&other.predicted).filter(|(a, b)| a == b).count() as f64 / self.predicted.len().max(1) as f64
+    }
+
     /// For the `detail` of a record.
     pub fn detail(&self, class_names: &[String]) -> Value {
         json!({ "classes": class_names, "per_class": self.per_class(), "confusion": self.confusion() })

@@ -169,7 +169,7 @@ fn open_peer(run: &Path, file: &Path, common: &Common) -> Result<Subject> {
     let arch = nets::find(&meta.arch)?;
     let label = run.canonicalize().ok().and_then(|p| p.file_name().map(|n| n.to_string_lossy().into_owned())).unwrap_or_else(|| meta.run.clone());
     let name = meta.peer.map_or(label.clone(), |m| format!("{label}/peer-{m}"));
-    let method = super::run_method(run)?;
+    let method = super::target::run_method(run)?;
     build(name, Some(run), meta.peer, method, arch, file, meta, &read, run.to_path_buf(), common)
 }
 

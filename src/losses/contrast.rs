@@ -71,21 +71,20 @@ impl Contrast {
     fn soft(&self, scores: &Tensor, log_sum: &Tensor, mimicry: Mimicry) -> Soft {
         let own = self.own.as_ref().filter(|_| !mimicry.diagonal).map(Tensor::shallow_clone);
         if mimicry.temperature == 1.0 && own.is_some() == self.own.is_some() {
-            return Soft { scores: scores.shallow_clone(), log_sum: log_sum.shallow_clone(), own };
+            return Soft { log_p: scores - log_sum.unsqueeze(-1), own };
         }
         let scores = scores / mimicry.temperature;
         let log_sum = match &own {
-            Some(own) => scores.masked_fill(own, f64::NEG_INFINITY).logsumexp(-1, false),
-            None => scores.logsumexp(-1, false),
+            Some(own) => scores.masked_fill(own, f64::NEG_INFINITY).logsumexp(-1, true),
+            None => scores.logsumexp(-1, true),
         };
-        Soft { scores, log_sum, own }
+        Soft { log_p: scores - log_sum, own }
     }
 }
 
-/// A contrastive distribution: log p = scores - log_sum. The anchor's own column, where it does not belong, is cut from targets.
+/// A contrastive distribution. The anchor's own column, where it does not belong, is cut from targets, so its value here never counts.
 struct Soft {
-    scores: Tensor,
-    log_sum: Tensor,
+    log_p: Tensor,
     own: Option<Tensor>,
 }
 
@@ -104,16 +103,16 @@ impl Target {
 
 impl Soft {
     fn target(&self) -> Target {
-        let log_p = self.scores.detach() - self.log_sum.detach().unsqueeze(-1);
+        let log_p = self.log_p.detach();
         let prob = log_p.exp();
         let prob = self.own.as_ref().map_or(prob.shallow_clone(), |own| prob.masked_fill(own, 0.0));
         let negentropy = (&prob * log_p).sum_dim_intlist(-1i64, false, None);
         Target { prob, negentropy }
     }
 
-    /// KL(target || self) row by row, without T^2: sum p log p - sum p s + log sum e^s, as the target sums to 1. [.., B].
+    /// KL(target || self) row by row, without T^2. [.., B].
     fn kl(&self, target: &Target) -> Tensor {
-        &target.negentropy - (&target.prob * &self.scores).sum_dim_intlist(-1i64, false, None) + &self.log_sum
+        &target.negentropy - (&target.prob * &self.log_p).sum_dim_intlist(-1i64, false, None)
     }
 }
 
@@ -226,8 +225,8 @@ pub fn l_mcl(embeds: &Tensor, pairs: &Pairs, lambda: &Tensor, contrast: &Contras
     let (p, q) = (contrast.soft(&intra, &intra_sum, mimicry), contrast.soft(&cross, &cross_sum, mimicry));
     let targets = frozen.map_or_else(|| Targets { intra: p.target(), cross: q.target() }, Targets::shallow_clone);
     // Eq. 8 for every two embeddings at once: [B, N, N], teacher i by student j, as `Soft::kl`.
-    let meet = targets.intra.prob.permute([1, 0, 2]).matmul(&p.scores.permute([1, 2, 0]));
-    let kl = targets.intra.negentropy.tr().unsqueeze(2) - meet + p.log_sum.tr().unsqueeze(1);
+    let meet = targets.intra.prob.permute([1, 0, 2]).matmul(&p.log_p.permute([1, 2, 0]));
+    let kl = targets.intra.negentropy.tr().unsqueeze(2) - meet;
     let soft_vcl = sum(&table.permute([2, 0, 1]), kl) * t2;
     // Eq. 9: the target of q_{a->b} is q_{b->a}, the block of the other half.
     let shift = pairs.list.len() as i64;
@@ -257,6 +256,13 @@ pub enum Recall {
     Released,
 }
 
+/// L^ICL_{a->b} with contrast samples from the bank of b, for one layer with lambda 1. `anchor` [B, d], `bank` [B, K', d].
+pub fn icl_memory(anchor: &Tensor, bank: &Tensor, tau: f64, recall: Recall) -> Tensor {
+    let scores = bank.matmul(&anchor.unsqueeze(-1)).squeeze_dim(-1) / tau; // [B, K']
+    let contrast = Contrast::in_memory(&scores, if recall == Recall::Paper { 1 } else { 2 }, tau);
+    contrast.hard(&scores, &contrast.log_sum(&scores)).mean(None)
+}
+
 /// The soft targets of one evaluation of `l_mcl_memory`, by bank and choice of columns.
 #[derive(Debug)]
 pub struct MemoryTargets(Vec<Vec<Target>>);
@@ -270,8 +276,7 @@ impl MemoryTargets {
 /// Every embedding against one bank and one choice of columns, embedding by embedding: hard rows [B], distributions [B, K].
 struct Scored {
     hard: Vec<Tensor>,
-    scores: Vec<Tensor>,
-    log_sum: Vec<Tensor>,
+    log_p: Vec<Tensor>,
     target: Target,
 }
 
@@ -298,7 +303,7 @@ pub fn l_mcl_memory(
         let (hard, soft) = (contrast.hard(&scores, &log_sum), contrast.soft(&scores, &log_sum, mimicry));
         let target = frozen.map_or_else(|| soft.target(), |frozen| frozen.0[m][which].shallow_clone());
         // `unbind` once: selecting an embedding pair by pair would cost a whole zeroed table each in the backward pass.
-        Scored { hard: hard.unbind(0), scores: soft.scores.unbind(0), log_sum: soft.log_sum.unbind(0), target }
+        Scored { hard: hard.unbind(0), log_p: soft.log_p.unbind(0), target }
     };
     // By bank; within it all columns first, and the columns of VCL last.
     let scored: Vec<Vec<Scored>> = banks
@@ -321,7 +326,7 @@ pub fn l_mcl_memory(
         let one = |(t, tm): (usize, usize), (s, sm): (usize, usize)| {
             let (source, student) = (&scored[tm][which].target, &scored[sm][which]);
             let target = Target { prob: source.prob.get(t as i64), negentropy: source.negentropy.get(t as i64) };
-            Soft { scores: student.scores[s].shallow_clone(), log_sum: student.log_sum[s].shallow_clone(), own: None }.kl(&target)
+            Soft { log_p: student.log_p[s].shallow_clone(), own: None }.kl(&target)
         };
         one((i, m), (j, n)) + one((j, n), (i, m))
     };
