@@ -18,6 +18,7 @@ pub mod params;
 pub mod pickle;
 pub mod recipe;
 pub mod registry;
+pub mod report;
 pub mod rng;
 pub mod runs;
 pub mod step;
