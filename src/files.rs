@@ -1,11 +1,37 @@
-//! Files that appear whole or not at all: written under a temporary name beside their place, synced, then renamed.
+//! Writing so that nothing is lost: to a temporary name, synced, then renamed.
 
 use std::fs::{self, File};
+use std::io::Write;
 use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
 
-/// A file being written. `commit` gives it its name; dropped before that, it leaves nothing behind.
+/// The name something is written under until it is whole.
+pub fn temporary(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".tmp-{}", std::process::id()));
+    path.with_file_name(name)
+}
+
+/// Writes a whole file: readers see the old one or the new one, never a part. A failed write leaves the old file and no litter.
+pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    let temporary = temporary(path);
+    let attempt = || -> std::io::Result<()> {
+        let mut file = File::create(&temporary)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)
+    };
+    attempt().map_err(|e| {
+        let _ = fs::remove_file(&temporary);
+        Error::io("cannot write", path)(e)
+    })?;
+    sync_folder(path.parent().unwrap_or(Path::new(".")))
+}
+
+/// A file written piece by piece. `commit` gives it its name; dropped before that, it leaves nothing behind.
 pub struct Pending {
     file: File,
     temporary: PathBuf,
@@ -15,8 +41,7 @@ pub struct Pending {
 
 impl Pending {
     pub fn create(path: &Path) -> Result<Pending> {
-        let name = path.file_name().ok_or_else(|| Error::input(format!("{}: not a name for a file", path.display())))?;
-        let temporary = path.with_file_name(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));
+        let temporary = temporary(path);
         let file = File::create(&temporary).map_err(Error::io("cannot write", path))?;
         Ok(Pending { file, temporary, path: path.to_path_buf(), committed: false })
     }
@@ -32,12 +57,9 @@ impl Pending {
 
     /// On disk, and under its name: what stood there before is replaced.
     pub fn commit(mut self) -> Result<()> {
-        self.file.sync_all().map_err(Error::io("cannot write", &self.path))?;
-        fs::rename(&self.temporary, &self.path).map_err(Error::io("cannot write", &self.path))?;
+        self.file.sync_all().and_then(|()| fs::rename(&self.temporary, &self.path)).map_err(Error::io("cannot write", &self.path))?;
         self.committed = true;
-        let folder = self.path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        // The rename itself lives in the folder.
-        File::open(folder).and_then(|dir| dir.sync_all()).map_err(Error::io("cannot sync", folder))
+        sync_folder(self.path.parent().unwrap_or(Path::new(".")))
     }
 }
 
@@ -47,4 +69,28 @@ impl Drop for Pending {
             let _ = fs::remove_file(&self.temporary); // the error that led here is the one to report
         }
     }
+}
+
+/// Makes renames in a folder survive a power cut.
+pub fn sync_folder(folder: &Path) -> Result<()> {
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    File::open(folder).and_then(|f| f.sync_all()).map_err(Error::io("cannot sync", folder))
+}
+
+/// Makes `link` a relative symlink to `target`, replacing an older one by rename.
+pub fn point(link: &Path, target: &str) -> Result<()> {
+    if fs::read_link(link).is_ok_and(|old| old == Path::new(target)) {
+        return Ok(());
+    }
+    if link.exists() && !link.is_symlink() {
+        return Err(Error::input(format!("{} is a file or folder of its own; a link to {target} belongs there: move it away", link.display())));
+    }
+    let temporary = temporary(link);
+    let _ = fs::remove_file(&temporary);
+    std::os::unix::fs::symlink(target, &temporary).map_err(Error::io("cannot link", &temporary))?;
+    fs::rename(&temporary, link).map_err(Error::io("cannot link", link))
+}
+
+pub fn sha256(bytes: &[u8]) -> String {
+    format!("{:x}", Sha256::digest(bytes))
 }

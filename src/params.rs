@@ -70,6 +70,15 @@ impl Params {
         Snapshot(self.all().map(|(_, t)| t.detach().copy()).collect())
     }
 
+    /// Takes over the values of `other`, which has the same variables and buffers.
+    pub fn copy_from(&self, other: &Params) {
+        let _guard = tch::no_grad_guard();
+        for ((name, live), (from, value)) in self.all().zip(other.all()) {
+            assert_eq!(name, from, "two parameter lists of one network");
+            live.shallow_clone().copy_(value);
+        }
+    }
+
     pub fn restore(&self, snapshot: &Snapshot) {
         let _guard = tch::no_grad_guard();
         for ((_, live), saved) in self.all().zip(&snapshot.0) {

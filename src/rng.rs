@@ -1,7 +1,7 @@
 //! Named random streams. There is no global generator: whoever draws asks for `stream(seed, name, position)`, so a run resumed at
 //! any position draws what the uninterrupted run drew, on any number of threads.
 
-use rand::SeedableRng;
+use rand::{RngCore, SeedableRng};
 use sha2::{Digest, Sha256};
 
 pub type Rng = rand_chacha::ChaCha8Rng;
@@ -18,10 +18,14 @@ pub fn stream(seed: u64, name: &str, position: &[u64]) -> Rng {
     Rng::from_seed(hash.finalize().into())
 }
 
+/// A seed for something that draws streams of its own (a peer, a batch's noise).
+pub fn derive(seed: u64, name: &str, position: u64) -> u64 {
+    stream(seed, name, &[position]).next_u64()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rand::RngCore;
 
     #[test]
     fn streams_differ_by_seed_name_and_position_and_repeat() {

@@ -300,6 +300,18 @@ pub struct Batch {
     pub noise: u64,
 }
 
+impl Batch {
+    /// The batch where the networks are.
+    pub fn to_device(&self, device: tch::Device) -> Batch {
+        Batch {
+            views: self.views.iter().map(|v| v.to_device(device)).collect(),
+            labels: self.labels.to_device(device),
+            index: self.index.to_device(device),
+            noise: self.noise,
+        }
+    }
+}
+
 /// How an epoch's batches are drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sampling {

@@ -1,0 +1,127 @@
+//! The networks that learn together: peers, their auxiliary branches, and the forward pass of all of them.
+
+use tch::{Device, Kind};
+
+use crate::data::Batch;
+use crate::nets::layers::{Mode, Pass};
+use crate::nets::{Arch, Branch, Network, Outputs};
+use crate::params::{Params, Scope};
+use crate::rng;
+
+/// One network of the cohort. `params` is exactly the deployable network; `aux` holds the branches, thrown away at inference.
+pub struct Peer {
+    pub arch: &'static Arch,
+    pub net: Network,
+    pub branches: Vec<Branch>,
+    pub params: Params,
+    pub aux: Params,
+}
+
+/// M peers. The first `shared_stages` stages of every peer are peer 0's (ONE, OKDDip, PCL); 0 means independent networks.
+pub struct Cohort {
+    pub peers: Vec<Peer>,
+    pub shared_stages: usize,
+    /// Peers run on threads of their own when above 1.
+    pub threads: usize,
+    /// Stochastic depth in training, for architectures that have it.
+    pub drop_path: bool,
+}
+
+impl Peer {
+    pub fn forward(&self, images: &tch::Tensor, pass: Pass) -> Outputs {
+        self.net.answer(self.net.maps(images, pass), &self.branches, pass)
+    }
+}
+
+impl Cohort {
+    #[allow(clippy::too_many_arguments)]
+    pub fn new(archs: &[&'static Arch], classes: i64, branches: bool, shared_stages: usize, threads: usize, device: Device, kind: Kind, seed: u64) -> Cohort {
+        let mut peers: Vec<Peer> = vec![];
+        for (m, &arch) in archs.iter().enumerate() {
+            // Every peer starts from its own seed: copies would kill the diversity mutual learning lives on.
+            let seed = rng::derive(seed, "peer", m as u64);
+            let scope = Scope::root(seed, device, kind);
+            let trunk = peers.first().map(|first| first.params.shallow_clone());
+            let mut stages = vec![];
+            for l in 0..arch.depth {
+                scope.share(if l < shared_stages { trunk.as_ref().map(Params::shallow_clone) } else { None });
+                stages.push((arch.stage)(&scope, l));
+            }
+            scope.share(None);
+            let net = Network { stages, neck: (arch.neck)(&scope), classifier: (arch.head)(scope.sub(arch.classifier), arch.dim, classes) };
+            let aux_scope = Scope::root(rng::derive(seed, "branches", 0), device, kind);
+            let branches = if branches { Branch::all(arch, &aux_scope, classes) } else { vec![] };
+            peers.push(Peer { arch, net, branches, params: scope.params(), aux: aux_scope.params() });
+        }
+        Cohort { peers, shared_stages, threads, drop_path: false }
+    }
+
+    /// All peers on one batch, each on its own view if there are several.
+    pub fn forward(&mut self, batch: &Batch, mode: Mode) -> Vec<Outputs> {
+        let drop_path = self.drop_path;
+        let pass = move |m: usize| Pass { mode, noise: rng::derive(batch.noise, "peer", m as u64), drop_path };
+        let view = |m: usize| batch.views[m % batch.views.len()].shallow_clone();
+        if self.shared_stages > 0 && batch.views.len() == 1 {
+            return self.forward_trunk(batch, pass(0));
+        }
+        // Peers that share a trunk and see views of their own run it in turn: its running statistics take in every view.
+        if self.threads < 2 || self.shared_stages > 0 {
+            return self.peers.iter().enumerate().map(|(m, peer)| peer.forward(&view(m), pass(m))).collect();
+        }
+        // Grad mode is thread-local in libtorch, so workers are told; a Tensor may move to a thread but not be shared with one.
+        let tracked = tracking();
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = self
+                .peers
+                .iter_mut()
+                .enumerate()
+                .map(|(m, peer)| {
+                    let (images, pass) = (view(m), pass(m));
+                    scope.spawn(move || {
+                        let _guard = (!tracked).then(tch::no_grad_guard);
+                        peer.forward(&images, pass)
+                    })
+                })
+                .collect();
+            workers.into_iter().map(|w| w.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        })
+    }
+
+    /// The shared stages once, then every peer from there.
+    fn forward_trunk(&self, batch: &Batch, pass: Pass) -> Vec<Outputs> {
+        let mut trunk: Vec<tch::Tensor> = vec![];
+        for stage in &self.peers[0].net.stages[..self.shared_stages] {
+            trunk.push(stage.forward(trunk.last().unwrap_or(&batch.views[0]), pass));
+        }
+        let from_trunk = |peer: &Peer| {
+            let mut maps: Vec<tch::Tensor> = trunk.iter().map(tch::Tensor::shallow_clone).collect();
+            for stage in &peer.net.stages[self.shared_stages..] {
+                maps.push(stage.forward(maps.last().expect("a trunk has stages"), pass));
+            }
+            peer.net.answer(maps, &peer.branches, pass)
+        };
+        self.peers.iter().map(from_trunk).collect()
+    }
+
+    /// Everything trained: `peer.0.net.*`, `peer.0.aux.*`, ...; what peers share is listed once, under the first.
+    pub fn params(&self) -> Params {
+        let mut all = Params::default();
+        for (m, peer) in self.peers.iter().enumerate() {
+            let mut own = peer.params.shallow_clone();
+            if m > 0 && self.shared_stages > 0 {
+                let first = &self.peers[0].params;
+                let shared = |t: &tch::Tensor| first.all().any(|(_, f)| f.data_ptr() == t.data_ptr());
+                own.vars.retain(|(_, t)| !shared(t));
+                own.buffers.retain(|(_, t)| !shared(t));
+            }
+            all = all.chain(&own.prefixed(&format!("peer.{m}.net."))).chain(&peer.aux.prefixed(&format!("peer.{m}.aux.")));
+        }
+        all
+    }
+}
+
+/// Is autograd recording on this thread? libtorch is asked by doing something: tch has no getter.
+fn tracking() -> bool {
+    let probe = tch::Tensor::zeros([1], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+    (probe * 1.0).requires_grad()
+}

@@ -1,0 +1,19 @@
+//! What `mcl-eval` does, one file a command.
+
+pub mod data;
+pub mod doctor;
+pub mod selftest;
+
+use std::path::PathBuf;
+
+use tch::Device;
+
+/// What every command is told: the flags all of them share.
+pub struct Common {
+    pub data: Option<PathBuf>,
+    pub device: Device,
+    pub threads: usize,
+    /// One JSON object on stdout.
+    pub json: bool,
+    pub quiet: bool,
+}

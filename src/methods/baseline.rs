@@ -1,0 +1,40 @@
+//! Independent training: every network learns from the labels alone.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Clock, Method, MethodSpec, Needs, Task, read_options, resolved, task_rows};
+use crate::data::Batch;
+use crate::error::Result;
+use crate::losses::terms::Terms;
+use crate::nets::Outputs;
+
+pub const SPEC: MethodSpec = MethodSpec { name: "baseline", about: "independent training with cross-entropy", needs: "independent networks, M >= 1; ships all", build };
+
+#[derive(Serialize, Deserialize, Default)]
+#[serde(default, deny_unknown_fields)]
+struct Options {}
+
+struct Baseline {
+    options: Options,
+    smoothing: f64,
+}
+
+fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
+    Ok(Box::new(Baseline { options: read_options(options, &[])?, smoothing: task.label_smoothing }))
+}
+
+impl Method for Baseline {
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
+    fn options(&self) -> toml::Table {
+        resolved(&self.options)
+    }
+
+    fn losses(&self, outs: &[Outputs], batch: &Batch, _: Clock) -> Result<Terms> {
+        let mut terms = Terms::default();
+        task_rows(&mut terms, outs, &batch.labels, self.smoothing);
+        Ok(terms)
+    }
+}

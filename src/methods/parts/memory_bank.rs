@@ -1,0 +1,203 @@
+//! Memory banks: what each network remembers of training images, to contrast with more samples than a batch holds (section 4.5).
+
+use rand::Rng as _;
+use rand_distr::{Distribution, StandardNormal};
+use tch::{Device, Kind, Tensor};
+
+use crate::error::{Error, Result};
+use crate::losses::contrast::Recall;
+use crate::params::Named;
+use crate::rng;
+
+/// The share of the old vector that stays when an image is seen again.
+const MOMENTUM: f64 = 0.5;
+
+/// One table of embeddings for each network; all tables hold the same images at the same places.
+pub struct MemoryBank {
+    tables: Vec<Tensor>,
+    slots: Slots,
+    recall: Recall,
+    negatives: usize,
+}
+
+enum Slots {
+    /// A slot for every training image (Wu et al. 2018), averaged with what was there.
+    Index { labels: Vec<i64>, mates: Vec<Vec<i64>> },
+    /// The most recent images, oldest replaced first. Classes and the next place are tensors, so that they are saved like the rest.
+    Queue { labels: Tensor, next: Tensor },
+}
+
+/// The contrast samples drawn for a batch, the same for all networks.
+pub struct Draw {
+    /// Places in the tables, [B, K'].
+    columns: Tensor,
+    /// 0 for anchors the queue has no positive or no negative for, else 1. [B].
+    pub usable: Option<Tensor>,
+}
+
+/// Where a bank lives and how it starts.
+pub struct Ground<'a> {
+    pub networks: usize,
+    pub dim: i64,
+    pub negatives: usize,
+    pub recall: Recall,
+    pub labels: &'a [i64],
+    pub device: Device,
+    pub kind: Kind,
+    pub seed: u64,
+}
+
+impl MemoryBank {
+    /// A slot for every image of the training split.
+    pub fn index(ground: Ground) -> Result<MemoryBank> {
+        let classes = ground.labels.iter().max().map_or(0, |&c| c as usize + 1);
+        let mut mates = vec![vec![]; classes];
+        for (i, &class) in ground.labels.iter().enumerate() {
+            mates[class as usize].push(i as i64);
+        }
+        if ground.recall == Recall::Paper {
+            if let Some(class) = mates.iter().position(|m| m.len() == 1) {
+                return Err(Error::input(format!("class {class} has one training image: memory mining needs a positive beside the anchor, so two of each class")));
+            }
+        }
+        let labels = ground.labels.to_vec();
+        MemoryBank::new(&ground, ground.labels.len(), Slots::Index { labels, mates })
+    }
+
+    /// The last `length` images. It starts as if it had seen all classes in turn.
+    pub fn queue(ground: Ground, length: usize, batch: usize) -> Result<MemoryBank> {
+        let classes = ground.labels.iter().max().map_or(0, |&c| c + 1);
+        if length < batch.max(classes as usize) {
+            return Err(Error::input(format!("[method] queue_length = {length}: need at least the batch ({batch}) and the number of classes ({classes})")));
+        }
+        let labels = Tensor::from_slice(&(0..length as i64).map(|i| i % classes).collect::<Vec<_>>());
+        MemoryBank::new(&ground, length, Slots::Queue { labels, next: Tensor::from(0i64) })
+    }
+
+    fn new(ground: &Ground, rows: usize, slots: Slots) -> Result<MemoryBank> {
+        let first = ground.labels.first().copied();
+        if ground.labels.iter().all(|&c| Some(c) == first) {
+            return Err(Error::input("memory mining needs training images of at least two classes"));
+        }
+        let tables = (0..ground.networks).map(|m| {
+            let mut rng = rng::stream(ground.seed, "bank", &[m as u64]);
+            let count = rows * ground.dim as usize;
+            let values: Vec<f32> = match ground.recall {
+                Recall::Paper => (0..count).map(|_| StandardNormal.sample(&mut rng)).collect(),
+                // Expected length 1, as the released code starts.
+                Recall::Released => { let bound = (3.0 / ground.dim as f32).sqrt(); (0..count).map(|_| rng.gen_range(-bound..bound)).collect() }
+            };
+            let table = Tensor::from_slice(&values).view([rows as i64, ground.dim]).to_kind(ground.kind);
+            let table = if ground.recall == Recall::Paper { unit(&table) } else { table };
+            table.to_device(ground.device)
+        });
+        Ok(MemoryBank { tables: tables.collect(), slots, recall: ground.recall, negatives: ground.negatives })
+    }
+
+    /// Draws the contrast samples of a batch: positives, then negatives of other classes with replacement. `labels`, `index`: [B].
+    pub fn draw(&self, labels: &Tensor, index: &Tensor, rng: &mut rng::Rng) -> Result<Draw> {
+        let (labels, index) = (numbers(labels)?, numbers(index)?);
+        let mut columns: Vec<i64> = Vec::with_capacity(labels.len() * (self.negatives + 2));
+        let mut usable: Option<Vec<f32>> = None;
+        match &self.slots {
+            Slots::Index { labels: all, mates } => {
+                for (&class, &own) in labels.iter().zip(&index) {
+                    if self.recall == Recall::Released {
+                        columns.push(own);
+                    }
+                    columns.push(positive(&mates[class as usize], (self.recall == Recall::Paper).then_some(own), rng));
+                    self.push_negatives(&mut columns, all, class, rng);
+                }
+            }
+            Slots::Queue { labels: held, .. } => {
+                let held = numbers(held)?;
+                let mut mask = vec![1f32; labels.len()];
+                for (row, &class) in labels.iter().enumerate() {
+                    let mates: Vec<i64> = (0..held.len()).filter(|&i| held[i] == class).map(|i| i as i64).collect();
+                    // Without a positive or without negatives in the queue the anchor sits this batch out.
+                    if mates.is_empty() || mates.len() == held.len() {
+                        columns.extend(std::iter::repeat_n(0, self.negatives + 1));
+                        mask[row] = 0.0;
+                        continue;
+                    }
+                    columns.push(mates[rng.gen_range(0..mates.len())]);
+                    self.push_negatives(&mut columns, &held, class, rng);
+                }
+                usable = Some(mask);
+            }
+        }
+        let like = &self.tables[0];
+        let columns = Tensor::from_slice(&columns).view([labels.len() as i64, -1]).to_device(like.device());
+        Ok(Draw { columns, usable: usable.map(|mask| Tensor::from_slice(&mask).to_kind(like.kind()).to_device(like.device())) })
+    }
+
+    fn push_negatives(&self, columns: &mut Vec<i64>, held: &[i64], class: i64, rng: &mut rng::Rng) {
+        let mut missing = self.negatives;
+        while missing > 0 {
+            let i = rng.gen_range(0..held.len());
+            if held[i] != class {
+                columns.push(i as i64);
+                missing -= 1;
+            }
+        }
+    }
+
+    /// What each network remembers of the drawn samples, M x [B, K', d]. Never part of a graph.
+    pub fn recalled(&self, draw: &Draw) -> Vec<Tensor> {
+        let size = draw.columns.size();
+        self.tables.iter().map(|table| table.index_select(0, &draw.columns.flatten(0, 1)).view([size[0], size[1], -1])).collect()
+    }
+
+    /// Takes in the batch's last-layer embeddings, one [B, d] for each network.
+    pub fn update(&mut self, embeds: &[Tensor], labels: &Tensor, index: &Tensor) {
+        let _guard = tch::no_grad_guard();
+        match &mut self.slots {
+            Slots::Index { .. } => {
+                let index = index.to_device(self.tables[0].device());
+                for (table, fresh) in self.tables.iter_mut().zip(embeds) {
+                    let mixed = table.index_select(0, &index) * MOMENTUM + fresh.detach() * (1.0 - MOMENTUM);
+                    let _ = table.index_copy_(0, &index, &unit(&mixed));
+                }
+            }
+            Slots::Queue { labels: held, next } => {
+                let (length, count) = (held.size()[0], labels.size()[0]);
+                let places = (Tensor::arange(count, (Kind::Int64, Device::Cpu)) + &*next).remainder(length);
+                let _ = held.index_copy_(0, &places, &labels.to_device(Device::Cpu));
+                next.copy_(&(&*next + count).remainder(length));
+                let places = places.to_device(self.tables[0].device());
+                for (table, fresh) in self.tables.iter_mut().zip(embeds) {
+                    let _ = table.index_copy_(0, &places, &fresh.detach());
+                }
+            }
+        }
+    }
+
+    pub fn state(&self) -> Named {
+        let mut state: Named = self.tables.iter().enumerate().map(|(m, t)| (format!("bank.{m}"), t.shallow_clone())).collect();
+        if let Slots::Queue { labels, next } = &self.slots {
+            state.push(("bank.labels".into(), labels.shallow_clone()));
+            state.push(("bank.next".into(), next.shallow_clone()));
+        }
+        state
+    }
+}
+
+/// One of `mates`, other than `except`.
+fn positive(mates: &[i64], except: Option<i64>, rng: &mut rng::Rng) -> i64 {
+    let place = except.and_then(|own| mates.iter().position(|&i| i == own));
+    match place {
+        None => mates[rng.gen_range(0..mates.len())],
+        Some(place) => {
+            let i = rng.gen_range(0..mates.len() - 1);
+            mates[if i < place { i } else { i + 1 }]
+        }
+    }
+}
+
+fn numbers(t: &Tensor) -> Result<Vec<i64>> {
+    Ok(Vec::<i64>::try_from(t.to_device(Device::Cpu))?)
+}
+
+fn unit(t: &Tensor) -> Tensor {
+    t / t.norm_scalaropt_dim(2.0, [-1i64].as_slice(), true)
+}

@@ -1,0 +1,119 @@
+//! SGD and AdamW whose state can be saved and resumed to the bit, which tch's own optimizers cannot.
+
+use tch::Tensor;
+
+use crate::params::{Named, Params};
+
+/// PyTorch's update rules.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Rule {
+    /// Weight decay is added to the gradient, for every parameter.
+    Sgd { momentum: f64, weight_decay: f64, nesterov: bool },
+    /// Weight decay is coupled (added to the gradient), as `torch.optim.Adam`.
+    Adam { betas: (f64, f64), eps: f64, weight_decay: f64 },
+    /// Weight decay is decoupled, and left out for vectors and tables of positions (`decays`), as Swin is trained.
+    AdamW { betas: (f64, f64), eps: f64, weight_decay: f64 },
+}
+
+/// Does AdamW's weight decay reach this variable? Not norms, biases and relative position tables.
+fn decays(name: &str, var: &Tensor) -> bool {
+    var.dim() > 1 && !name.ends_with("relative_position_bias_table")
+}
+
+/// A rule and its state for one list of parameters, in their order.
+pub struct Optimizer {
+    pub rule: Rule,
+    names: Vec<String>,
+    decayed: Vec<bool>,
+    /// Momentum buffers, or Adam's first moments.
+    first: Vec<Tensor>,
+    /// Adam's second moments; empty for SGD.
+    second: Vec<Tensor>,
+    /// Steps taken, a tensor so that it is saved and restored like the rest.
+    steps: Tensor,
+}
+
+impl Optimizer {
+    pub fn new(rule: Rule, params: &Params) -> Optimizer {
+        let _guard = tch::no_grad_guard();
+        let zeros = || params.vars.iter().map(|(_, t)| t.zeros_like()).collect();
+        let (first, second) = match rule {
+            Rule::Sgd { momentum: 0.0, .. } => (vec![], vec![]),
+            Rule::Sgd { .. } => (zeros(), vec![]),
+            Rule::Adam { .. } | Rule::AdamW { .. } => (zeros(), zeros()),
+        };
+        Optimizer {
+            rule,
+            names: params.vars.iter().map(|(n, _)| n.clone()).collect(),
+            decayed: params.vars.iter().map(|(n, t)| decays(n, t)).collect(),
+            first,
+            second,
+            steps: Tensor::from(0i64),
+        }
+    }
+
+    /// One step on the variables this was made for, with gradients in the same order.
+    pub fn step(&mut self, params: &Params, grads: &[Tensor], lr: f64) {
+        assert_eq!((params.vars.len(), grads.len()), (self.names.len(), self.names.len()), "an optimizer steps the variables it was made for");
+        let _guard = tch::no_grad_guard();
+        let _ = self.steps.g_add_scalar_(1);
+        match self.rule {
+            Rule::Sgd { momentum, weight_decay, nesterov } => self.sgd(params, grads, lr, momentum, weight_decay, nesterov),
+            Rule::Adam { betas, eps, weight_decay } => self.adam(params, grads, lr, betas, eps, weight_decay, false),
+            Rule::AdamW { betas, eps, weight_decay } => self.adam(params, grads, lr, betas, eps, weight_decay, true),
+        }
+    }
+
+    fn sgd(&mut self, params: &Params, grads: &[Tensor], lr: f64, momentum: f64, weight_decay: f64, nesterov: bool) {
+        for (i, ((_, var), grad)) in params.vars.iter().zip(grads).enumerate() {
+            let decayed = if weight_decay == 0.0 { grad.shallow_clone() } else { grad + var * weight_decay };
+            let update = match self.first.get_mut(i) {
+                None => decayed,
+                Some(buffer) => {
+                    // A buffer of zeros gives torch's first step too: there the buffer starts as the gradient.
+                    let _ = buffer.g_mul_scalar_(momentum).g_add_(&decayed);
+                    if nesterov { decayed + &*buffer * momentum } else { buffer.shallow_clone() }
+                }
+            };
+            let _ = var.shallow_clone().g_sub_(&(update * lr));
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn adam(&mut self, params: &Params, grads: &[Tensor], lr: f64, betas: (f64, f64), eps: f64, weight_decay: f64, decoupled: bool) {
+        let steps = self.steps.int64_value(&[]) as i32;
+        let (bias1, bias2) = (1.0 - betas.0.powi(steps), 1.0 - betas.1.powi(steps));
+        for (i, ((_, var), grad)) in params.vars.iter().zip(grads).enumerate() {
+            let mut var = var.shallow_clone();
+            let mut grad = grad.shallow_clone();
+            if weight_decay != 0.0 {
+                if !decoupled {
+                    grad = grad + &var * weight_decay;
+                } else if self.decayed[i] {
+                    let _ = var.g_mul_scalar_(1.0 - lr * weight_decay);
+                }
+            }
+            let (m, v) = (&mut self.first[i], &mut self.second[i]);
+            let _ = m.g_mul_scalar_(betas.0).g_add_(&(&grad * (1.0 - betas.0)));
+            let _ = v.g_mul_scalar_(betas.1).g_add_(&(&grad * &grad * (1.0 - betas.1)));
+            let denominator = (&*v / bias2).sqrt() + eps;
+            let _ = var.g_sub_(&(&*m / denominator * (lr / bias1)));
+        }
+    }
+
+    /// As if no step had been taken.
+    pub fn reset(&mut self) {
+        let _guard = tch::no_grad_guard();
+        let _ = self.steps.zero_();
+        self.first.iter_mut().chain(&mut self.second).for_each(|t| drop(t.zero_()));
+    }
+
+    /// Handles onto the state: saving reads them, resuming writes through them.
+    pub fn state(&self) -> Named {
+        let mut state: Named = vec![("steps".to_string(), self.steps.shallow_clone())];
+        for (kind, tensors) in [("first", &self.first), ("second", &self.second)] {
+            state.extend(self.names.iter().zip(tensors).map(|(name, t)| (format!("{kind}.{name}"), t.shallow_clone())));
+        }
+        state
+    }
+}
