@@ -11,6 +11,7 @@ use tch::{Device, Kind};
 
 use crate::checkpoint::{Best, Checkpoints, Extra, Progress};
 use crate::cohort::Cohort;
+use crate::data::augment::Crop;
 use crate::data::{self, Batch, Dataset, Loader, Split, Transform, sampler};
 use crate::error::{Error, Result};
 use crate::files;
@@ -429,7 +430,7 @@ impl<'a> Trainer<'a> {
             .into_iter()
             .enumerate()
             .map(|(m, peer)| {
-                let meta = self.meta(peer.arch, m, &hash);
+                let meta = self.meta(peer.arch, &hash);
                 let write = move |path: &Path| weights::save_safetensors(path, &peer.params.named(), &meta);
                 (peer_file(m), Box::new(write) as Box<dyn Fn(&Path) -> Result<()>>)
             })
@@ -440,19 +441,21 @@ impl<'a> Trainer<'a> {
     }
 
     /// What a deployable network says about itself.
-    fn meta(&self, arch: &Arch, peer: usize, recipe_hash: &str) -> Meta {
+    fn meta(&self, arch: &Arch, recipe_hash: &str) -> Meta {
+        let dataset = &self.data.dataset;
         Meta {
-            arch: arch.name.to_string(),
-            classes: self.data.dataset.classes.clone(),
-            image_size: self.data.dataset.image_size as i64,
-            mean: self.data.dataset.mean,
-            std: self.data.dataset.std,
+            architecture: arch.name.to_string(),
+            classes: dataset.classes.clone(),
+            image_size: dataset.image_size as i64,
+            resize: match self.data.test_transform.crop {
+                Crop::Centre { resize } => resize as i64,
+                _ => dataset.image_size as i64,
+            },
+            mean: dataset.mean,
+            std: dataset.std,
             interpolation: "bilinear".into(),
             run: self.job.out.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-            recipe: recipe_hash.to_string(),
-            peer: Some(peer),
-            dataset: Some(self.data.dataset.name.to_string()),
-            epoch: Some(self.progress.epoch),
+            recipe_hash: recipe_hash.to_string(),
         }
     }
 
