@@ -1,4 +1,4 @@
-//! Writing so that nothing is lost: to a temporary name, synced, then renamed.
+//! Files that appear whole or not at all: written under a temporary name beside their place, synced, then renamed.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -8,27 +8,59 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
 
-/// The name something is written under until it is whole.
-pub fn temporary(path: &Path) -> PathBuf {
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".tmp-{}", std::process::id()));
-    path.with_file_name(name)
+/// A file being written. `commit` gives it its name; dropped before that, it leaves nothing behind.
+pub struct Pending {
+    file: File,
+    temporary: PathBuf,
+    path: PathBuf,
+    committed: bool,
 }
 
-/// Writes a whole file: readers see the old one or the new one, never a part. A failed write leaves the old file and no litter.
+impl Pending {
+    pub fn create(path: &Path) -> Result<Pending> {
+        let temporary = temporary(path)?;
+        let file = File::create(&temporary).map_err(Error::io("cannot write", path))?;
+        Ok(Pending { file, temporary, path: path.to_path_buf(), committed: false })
+    }
+
+    pub fn file(&mut self) -> &mut File {
+        &mut self.file
+    }
+
+    /// The name it will have.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// On disk, and under its name: what stood there before is replaced.
+    pub fn commit(mut self) -> Result<()> {
+        self.file.sync_all().map_err(Error::io("cannot write", &self.path))?;
+        fs::rename(&self.temporary, &self.path).map_err(Error::io("cannot write", &self.path))?;
+        self.committed = true;
+        // The rename itself lives in the folder.
+        sync_folder(self.path.parent().unwrap_or(Path::new(".")))
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if !self.committed {
+            let _ = fs::remove_file(&self.temporary); // the error that led here is the one to report
+        }
+    }
+}
+
+/// The name something has until it is whole; `.tmp` in it tells a sweep what was left by a kill.
+fn temporary(path: &Path) -> Result<PathBuf> {
+    let name = path.file_name().ok_or_else(|| Error::input(format!("{}: not a name for a file", path.display())))?;
+    Ok(path.with_file_name(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id())))
+}
+
+/// Writes a whole file: readers see the old one or the new one, never a part.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    let temporary = temporary(path);
-    let attempt = || -> std::io::Result<()> {
-        let mut file = File::create(&temporary)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)
-    };
-    attempt().map_err(|e| {
-        let _ = fs::remove_file(&temporary);
-        Error::io("cannot write", path)(e)
-    })?;
-    sync_folder(path.parent().unwrap_or(Path::new(".")))
+    let mut pending = Pending::create(path)?;
+    pending.file().write_all(bytes).map_err(Error::io("cannot write", path))?;
+    pending.commit()
 }
 
 /// Makes renames in a folder survive a power cut.
@@ -45,8 +77,8 @@ pub fn point(link: &Path, target: &str) -> Result<()> {
     if link.exists() && !link.is_symlink() {
         return Err(Error::input(format!("{} is a file or folder of its own; a link to {target} belongs there: move it away", link.display())));
     }
-    let temporary = temporary(link);
-    let _ = fs::remove_file(&temporary);
+    let temporary = temporary(link)?;
+    let _ = fs::remove_file(&temporary); // of an earlier process with this number
     std::os::unix::fs::symlink(target, &temporary).map_err(Error::io("cannot link", &temporary))?;
     fs::rename(&temporary, link).map_err(Error::io("cannot link", link))
 }

@@ -9,6 +9,7 @@ pub mod eval;
 pub mod files;
 pub mod listing;
 pub mod losses;
+pub mod memory;
 pub mod methods;
 pub mod metrics;
 pub mod nets;

@@ -11,6 +11,7 @@ use tch::{Device, Kind};
 
 use crate::checkpoint::{Best, Checkpoints, Extra, Progress};
 use crate::cohort::Cohort;
+use crate::data::augment::Crop;
 use crate::data::{self, Batch, Dataset, Loader, Split, Transform, sampler};
 use crate::error::{Error, Result};
 use crate::files;
@@ -268,7 +269,10 @@ impl<'a> Trainer<'a> {
         let mut loader = Loader::new(&self.data.train, order, self.data.train_transform.clone(), views, t.seed, epoch as u64, first);
         let mut display = Display::new(self.job.quiet, epoch, epochs, steps, self.progress.batch);
         let clip = (t.clip > 0.0).then_some(t.clip);
-        let clock = |i: usize, step: usize| Clock { epoch, batch: i, step, lr: t.schedule.lr(t.lr, t.warmup, epoch, epochs, i, steps), seed: t.seed };
+        // The epochs a method trains first have the whole schedule to themselves.
+        let extra = self.engine.method.extra_epochs();
+        let (in_phase, of_phase) = if epoch < extra { (epoch, extra) } else { (epoch - extra, t.epochs) };
+        let clock = |i: usize, step: usize| Clock { epoch, batch: i, step, lr: t.schedule.lr(t.lr, t.warmup, in_phase, of_phase, i, steps), seed: t.seed };
         if self.progress.batch == 0 {
             let device = self.job.device;
             let mut held = self.data.held.as_ref().map(|split| Loader::eval(split, EVAL_BATCH, self.data.test_transform.clone()).map(|b| Ok(b?.to_device(device))));
@@ -386,7 +390,7 @@ impl<'a> Trainer<'a> {
         self.progress.epoch = epoch + 1;
         self.progress.batch = 0;
         self.meter = Meter::default();
-        let chosen = held.map(|held| {
+        let chosen = held.filter(|_| epoch >= self.engine.method.extra_epochs()).map(|held| {
             let (peer, acc) = held.networks().into_iter().enumerate().rev().max_by(|a, b| a.1.top1().total_cmp(&b.1.top1())).expect("a cohort has networks");
             Best { epoch: epoch + 1, step: self.progress.step, peer, holdout_top1: acc.top1() }
         });
@@ -426,7 +430,7 @@ impl<'a> Trainer<'a> {
             .into_iter()
             .enumerate()
             .map(|(m, peer)| {
-                let meta = self.meta(peer.arch, m, &hash);
+                let meta = self.meta(peer.arch, &hash);
                 let write = move |path: &Path| weights::save_safetensors(path, &peer.params.named(), &meta);
                 (peer_file(m), Box::new(write) as Box<dyn Fn(&Path) -> Result<()>>)
             })
@@ -437,19 +441,21 @@ impl<'a> Trainer<'a> {
     }
 
     /// What a deployable network says about itself.
-    fn meta(&self, arch: &Arch, peer: usize, recipe_hash: &str) -> Meta {
+    fn meta(&self, arch: &Arch, recipe_hash: &str) -> Meta {
+        let dataset = &self.data.dataset;
         Meta {
-            arch: arch.name.to_string(),
-            classes: self.data.dataset.classes.clone(),
-            image_size: self.data.dataset.image_size as i64,
-            mean: self.data.dataset.mean,
-            std: self.data.dataset.std,
+            architecture: arch.name.to_string(),
+            classes: dataset.classes.clone(),
+            image_size: dataset.image_size as i64,
+            resize: match self.data.test_transform.crop {
+                Crop::Centre { resize } => resize as i64,
+                _ => dataset.image_size as i64,
+            },
+            mean: dataset.mean,
+            std: dataset.std,
             interpolation: "bilinear".into(),
             run: self.job.out.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-            recipe: recipe_hash.to_string(),
-            peer: Some(peer),
-            dataset: Some(self.data.dataset.name.to_string()),
-            epoch: Some(self.progress.epoch),
+            recipe_hash: recipe_hash.to_string(),
         }
     }
 
@@ -499,12 +505,14 @@ impl<'a> Trainer<'a> {
     }
 
     fn summary(&self, shipped: Vec<PathBuf>) -> Summary {
-        let rows = &self.progress.rows;
+        // What a first phase trained is not what ships.
+        let extra = self.engine.method.extra_epochs();
+        let rows = &self.progress.rows[extra..];
         let value = |row: &Row, key: &str| row.get(key).and_then(|v| v.as_f64()).unwrap_or(f64::NAN);
         let last = rows.last().expect("a finished run has rows");
         let best_row = |key: &str| {
             let best = rows.iter().enumerate().rev().max_by(|a, b| value(a.1, key).total_cmp(&value(b.1, key)));
-            best.map(|(epoch, row)| (epoch + 1, row)).expect("a finished run has rows")
+            best.map(|(epoch, row)| (extra + epoch + 1, row)).expect("a finished run has rows")
         };
         let networks = self.engine.shipped().into_iter().enumerate().map(|(m, peer)| {
             let key = format!("test.peer{m}.top1");
@@ -517,7 +525,7 @@ impl<'a> Trainer<'a> {
             networks: networks.collect(),
             ensemble_top1: value(last, "test.ensemble.top1"),
             best: self.progress.best,
-            epochs: rows.len(),
+            epochs: self.progress.rows.len(),
             steps: self.progress.step,
             seconds: self.before + self.started.elapsed().as_secs_f64(),
             shipped,

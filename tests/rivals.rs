@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use mcl::cohort::Cohort;
 use mcl::data::Batch;
+use mcl::losses::contrast::{self, Contrast, Mimicry, Recall};
 use mcl::losses::logit;
 use mcl::losses::terms::Terms;
 use mcl::methods::{self, Clock, Method, Task, Views, afd, ckd_mkt, ffsd, kdcl, okddip, one, pcl};
@@ -155,6 +156,13 @@ const TRIALS: &[(&str, &str, &[usize])] = &[
     ("ffsd", "", &[2, 3]),
     ("ckd_mkt", "pretrain_epochs = 1", &[2, 3]),
     ("ckd_mkt", "pretrain_epochs = 0\ngamma = 0.0", &[2]),
+    ("mcl", "", &[2, 3]),
+    ("mcl", "branch = true", &[3]),
+    ("mcl", "logit = 'ensemble'", &[2, 3]),
+    ("mcl", "logit = 'dml'", &[2]),
+    ("mcl", "mode = 'reference'\nlogit = 'ensemble'", &[2, 3]),
+    ("mcl", "mining = 'memory'\nnegatives = 20", &[2, 3]),
+    ("mcl", "mode = 'reference'\nmining = 'memory'\nnegatives = 20", &[2]),
 ];
 
 fn holdout() -> Vec<mcl::error::Result<Batch>> {
@@ -175,8 +183,8 @@ fn every_method_steps_with_finite_terms_and_lowers_the_loss_of_the_networks() {
             let batch = batch_for(&engine, 0);
             let mut last = f64::NAN;
             let mut first = f64::NAN;
-            for i in 0..10 {
-                let report = engine.step(&[Batch { views: batch.views.iter().map(Tensor::shallow_clone).collect(), ..labelled(&batch.labels) }], clock(0, i), None).unwrap();
+            for i in 0..15 {
+                let report = engine.step(&[Batch { views: batch.views.iter().map(Tensor::shallow_clone).collect(), ..labelled(&batch.labels) }], Clock { lr: 0.02, ..clock(0, i) }, None).unwrap();
                 assert!(report.terms.iter().all(|t| value(&t.value).is_finite()), "{name} {options} M={count}");
                 last = task_of(&report);
                 if i == 0 {
@@ -251,6 +259,8 @@ fn what_a_method_cannot_do_is_refused_with_the_reason() {
     refused("pcl", "branch = true", &["resnet8", "resnet20"], "set method.branch=false");
     refused("pcl", "momentum = 1.0", &["resnet8", "resnet8"], "[method] momentum = 1; accepted: 0 up to, but without, 1");
     refused("ffsd", "", &["resnet8", "resnet20"], "ffsd needs networks of one architecture");
+    refused("mcl", "branch = true", &["resnet8", "resnet20"], "set method.branch=false");
+    refused("mcl", "dim = 0", &["resnet8", "resnet8"], "[method] dim = 0; accepted: 1 or more");
     refused("ckd_mkt", "", &["resnet8"], "ckd_mkt needs 2 networks or more");
     refused("ckd_mkt", "pretrain_epochs = 0", &["resnet8", "resnet8"], "self-teachers that know nothing");
     let (nets, labels) = (archs(&["resnet8", "resnet8"]), labels());
@@ -799,4 +809,95 @@ fn ffsd_weights_warm_up_over_five_epochs() {
             close(weight / base, wanted, 5e-5);
         }
     }
+}
+
+// MCL.
+
+/// Rows brought to length 1.
+fn unit(t: &Tensor) -> Tensor {
+    t / t.norm_scalaropt_dim(2.0, [-1i64].as_slice(), true)
+}
+
+fn table(rows: i64, f: impl Fn(f64, f64) -> f64) -> Tensor {
+    let values: Vec<f64> = (0..rows).flat_map(|i| (0..3).map(move |j| (i as f64, j as f64))).map(|(i, j)| f(i, j)).collect();
+    unit(&Tensor::from_slice(&values).view([rows, 3]))
+}
+
+#[test]
+fn mcl_from_memory_uses_own_banks() {
+    let banks = [table(6, |i, j| (1.0 + 2.0 * i + j).sin()), table(6, |i, j| (1.0 + i + 2.0 * j).cos())];
+    let embeds = Tensor::stack(&[table(2, |i, j| (0.5 + i * j + i).sin()), table(2, |i, j| (0.3 + 2.0 * i + j).cos())], 0);
+    // Two positives (the image itself and a class mate), then two negatives.
+    let columns = Tensor::from_slice(&[0i64, 1, 3, 5, 3, 4, 0, 2]);
+    let recalled = banks.each_ref().map(|b| b.index_select(0, &columns).view([2, 4, 3]));
+    let released = Mimicry { temperature: 3.0, diagonal: true };
+    let parts = contrast::mcl_memory(&embeds, &recalled, 0.07, released, Recall::Released);
+    close(value(&parts.vcl), 33.8962417828, 1e-8);
+    close(value(&parts.icl), 10.2643782526, 1e-8);
+    close(value(&parts.soft_icl), 25.9041556117, 1e-8);
+    // soft VCL by its definition: each network's distribution over its own bank, without the image itself.
+    let log_p = |m: usize| (recalled[m].slice(1, 1, 4, 1).matmul(&embeds.get(m as i64).unsqueeze(-1)).squeeze_dim(-1) / 0.07 / 3.0).log_softmax(-1, None);
+    let kl = |t: &Tensor, s: &Tensor| value(&(t.exp() * (t - s)).sum_dim_intlist(-1i64, false, None).mean(None)) * 9.0;
+    close(value(&parts.soft_vcl), kl(&log_p(0), &log_p(1)) + kl(&log_p(1), &log_p(0)), 1e-9);
+    // With one positive it is the text's loss: half of the layer-wise loss of one layer with lambda 1.
+    let recalled = recalled.map(|b| b.slice(1, 1, 4, 1));
+    let ours = contrast::mcl_memory(&embeds, &recalled, 0.07, Mimicry::PAPER, Recall::Paper);
+    let pairs = contrast::Pairs::new(vec![(0, 1)], 2, &embeds);
+    let ones = Tensor::ones([1, 2], (Kind::Double, Device::Cpu));
+    let (layered, _) = contrast::l_mcl_memory(&embeds, &[0, 1], &pairs, &ones, &recalled, 0.07, Mimicry::PAPER, Recall::Paper, None);
+    for (a, b) in [(&ours.vcl, &layered.vcl), (&ours.icl, &layered.icl), (&ours.soft_vcl, &layered.soft_vcl), (&ours.soft_icl, &layered.soft_icl)] {
+        close(value(a), value(b) / 2.0, 1e-9);
+    }
+}
+
+#[test]
+fn mcl_weighs_the_contrastive_terms_and_adds_a_logit_level() {
+    let mut engine = engine("mcl", "logit = 'ensemble'", 2, 3);
+    let (outs, terms, batch) = evaluated(&mut engine, clock(0, 0));
+    let weight = |name: &str| terms.rows.iter().find(|r| r.name == name).unwrap().weight;
+    assert_eq!([weight("vcl"), weight("icl"), weight("soft_vcl"), weight("soft_icl"), weight("ens")], [0.1, 0.1, 1.0, 1.0, 1.0]);
+    // zeta by hand from the group's weights.
+    let find = |name: String| group(&engine, "heads").params.vars.iter().find(|(n, _)| *n == name).unwrap().1.detach();
+    let embed = |m: usize| {
+        let linear = |x: &Tensor, layer: usize| x.linear(&find(format!("{m}.{layer}.weight")), Some(&find(format!("{m}.{layer}.bias"))));
+        unit(&linear(&linear(&outs[m].feat().detach(), 0).relu(), 2))
+    };
+    let contrast = Contrast::in_batch(&batch.labels, 0.1, Kind::Float);
+    let (a, b) = (embed(0), embed(1));
+    close(value(row(&terms, "vcl", None)), value(&(contrast::vcl(&a, &contrast) + contrast::vcl(&b, &contrast))), 1e-4);
+    close(value(row(&terms, "icl", None)), value(&(contrast::icl(&a, &b, &contrast) + contrast::icl(&b, &a, &contrast))), 1e-4);
+    let soft = contrast::soft_icl(&a, &b, &contrast, Mimicry::PAPER) + contrast::soft_icl(&b, &a, &contrast, Mimicry::PAPER);
+    close(value(row(&terms, "soft_icl", None)), value(&soft), 1e-4);
+    let mean = (outs[0].logit() + outs[1].logit()) / 2.0;
+    close(value(row(&terms, "ens", Some(1))), value(&logit::kl(&mean, outs[1].logit(), 3.0)), 1e-6);
+    assert!(!reaches(row(&terms, "ens", Some(1)), outs[0].logit()));
+    assert_eq!(group(&engine, "heads").params.count(), 2 * (64 * 128 + 128 + 128 * 128 + 128));
+}
+
+#[test]
+fn mcl_of_three_teaches_only_the_last_in_the_released_code() {
+    for (mode, wanted) in [("paper", vec![0, 1, 2]), ("reference", vec![2])] {
+        let mut engine = engine("mcl", &format!("mode = '{mode}'\nlogit = 'ensemble'"), 3, 3);
+        let (_, terms, _) = evaluated(&mut engine, clock(0, 0));
+        assert_eq!(terms.rows.iter().filter(|r| r.name == "ens").map(|r| r.peer.unwrap()).collect::<Vec<_>>(), wanted);
+    }
+    assert_eq!(method("mcl", "branch = true", 3).needs().shared_stages, 1);
+    assert_eq!(method("mcl", "preset = 'original'", 2).options()["mode"].as_str(), Some("reference"));
+    assert_eq!(method("mcl", "mining = 'memory'", 2).options()["tau"].as_float(), Some(0.07));
+}
+
+#[test]
+fn mcl_bank_takes_in_the_batch() {
+    let mut engine = engine("mcl", "mining = 'memory'\nnegatives = 20", 2, 3);
+    let bank = |e: &Engine| e.method.state().into_iter().find(|(n, _)| n == "bank.0").unwrap().1.copy();
+    let before = bank(&engine);
+    let (outs, ..) = evaluated(&mut engine, clock(0, 0));
+    let head = |layer: usize, part: &str| group(&engine, "heads").params.vars.iter().find(|(n, _)| *n == format!("0.{layer}.{part}")).unwrap().1.detach();
+    let feats = outs[0].feat().detach();
+    let v = unit(&feats.linear(&head(0, "weight"), Some(&head(0, "bias"))).relu().linear(&head(2, "weight"), Some(&head(2, "bias"))));
+    let wanted = unit(&((before.get(4) + v.get(1)) / 2.0));
+    step(&mut engine, 0, 0);
+    let after = bank(&engine);
+    assert!(value(&(after.get(4) - wanted).abs().max()) < 1e-5, "image 4 is the second of the batch");
+    assert!(same(&after.get(20), &before.get(20)), "an image that was not in the batch stays");
 }

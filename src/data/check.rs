@@ -58,6 +58,8 @@ pub struct Check {
     pub splits: Vec<SplitCheck>,
     /// Files whose checksums are published.
     pub hashes: Vec<HashCheck>,
+    /// What it was compared with.
+    pub notes: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -94,7 +96,8 @@ pub fn check(name: &str, data: Option<&Path>, options: &Options) -> Result<Check
         let mut open = File::open(&path).map_err(Error::open(&path))?;
         hashes.push(HashCheck { md5: md5_of(&mut open, &path)?, file: path, published });
     }
-    Ok(Check { name: spec.name, home: set.home, classes: set.classes.len(), splits, hashes })
+    let notes = spec.compare.map_or(Ok(vec![]), |compare| compare(&set))?;
+    Ok(Check { name: spec.name, home: set.home, classes: set.classes.len(), splits, hashes, notes })
 }
 
 fn look(name: &'static str, set: &Dataset, split: &Split, official: Option<usize>) -> Result<SplitCheck> {
@@ -174,6 +177,6 @@ impl fmt::Display for Check {
             };
             writeln!(f, "  {} md5 {}: {verdict}", hash.file.display(), hash.md5)?;
         }
-        Ok(())
+        self.notes.iter().try_for_each(|note| writeln!(f, "  {note}"))
     }
 }

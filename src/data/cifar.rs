@@ -13,6 +13,7 @@ pub const CIFAR10: DatasetSpec = DatasetSpec {
     name: "cifar10",
     about: "CIFAR-10: 50,000 + 10,000 images of 32 x 32 in 10 classes",
     open: |request| open(request, &TEN),
+    compare: Some(|set| compare(set, &TEN)),
     layouts: &[("cifar-10-batches-bin", "data_batch_1.bin"), ("cifar-10-batches-py", "data_batch_1")],
     archives: &[
         Archive {
@@ -46,6 +47,7 @@ pub const CIFAR100: DatasetSpec = DatasetSpec {
     name: "cifar100",
     about: "CIFAR-100: 50,000 + 10,000 images of 32 x 32 in 100 classes",
     open: |request| open(request, &HUNDRED),
+    compare: Some(|set| compare(set, &HUNDRED)),
     layouts: &[("cifar-100-binary", "train.bin"), ("cifar-100-python", "train")],
     archives: &[
         Archive {
@@ -91,6 +93,8 @@ struct Layout {
 }
 
 struct Files {
+    folder: &'static str,
+    read: Reader,
     train: &'static [&'static str],
     test: &'static str,
     names: &'static str,
@@ -98,11 +102,15 @@ struct Files {
 
 static TEN: Layout = Layout {
     binary: Files {
+        folder: "cifar-10-batches-bin",
+        read: read_binary,
         train: &["data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin"],
         test: "test_batch.bin",
         names: "batches.meta.txt",
     },
     python: Files {
+        folder: "cifar-10-batches-py",
+        read: read_pickle,
         train: &["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5"],
         test: "test_batch",
         names: "batches.meta",
@@ -116,8 +124,8 @@ static TEN: Layout = Layout {
 };
 
 static HUNDRED: Layout = Layout {
-    binary: Files { train: &["train.bin"], test: "test.bin", names: "fine_label_names.txt" },
-    python: Files { train: &["train"], test: "test", names: "meta" },
+    binary: Files { folder: "cifar-100-binary", read: read_binary, train: &["train.bin"], test: "test.bin", names: "fine_label_names.txt" },
+    python: Files { folder: "cifar-100-python", read: read_pickle, train: &["train"], test: "test", names: "meta" },
     classes: 100,
     label_bytes: 2,
     label_key: "fine_labels",
@@ -129,10 +137,10 @@ static HUNDRED: Layout = Layout {
 
 fn open(request: &Request, layout: &Layout) -> Result<Dataset> {
     let (home, which) = request.home()?;
-    let (files, read, names): (_, Reader, _) = if which == 0 {
-        (&layout.binary, read_binary, binary_names(&home.join(layout.binary.names))?)
+    let (files, names) = if which == 0 {
+        (&layout.binary, binary_names(&home.join(layout.binary.names))?)
     } else {
-        (&layout.python, read_pickle, pickled_names(&home.join(layout.python.names), layout.names_key)?)
+        (&layout.python, pickled_names(&home.join(layout.python.names), layout.names_key)?)
     };
     if names.len() != layout.classes {
         return Err(Error::file(
@@ -140,18 +148,10 @@ fn open(request: &Request, layout: &Layout) -> Result<Dataset> {
             format!("{} class names; {} has {}", names.len(), request.spec.name, layout.classes),
         ));
     }
-    let split = |parts: &[&str]| {
-        let mut data = vec![];
-        let mut labels = vec![];
-        for part in parts {
-            read(&home.join(part), layout, &mut data, &mut labels)?;
-        }
-        Ok::<Split, Error>(Split::new(Pixels::Memory(Arc::new(Raw { height: SIDE, width: SIDE, data })), labels))
-    };
     Ok(Dataset {
         name: request.spec.name,
-        train: split(files.train)?,
-        test: split(&[files.test])?,
+        train: split(&home, files, files.train, layout)?,
+        test: split(&home, files, &[files.test], layout)?,
         classes: names,
         mean: layout.mean,
         std: layout.std,
@@ -159,6 +159,44 @@ fn open(request: &Request, layout: &Layout) -> Result<Dataset> {
         one_size: true,
         home: Some(home),
     })
+}
+
+fn split(home: &Path, files: &Files, parts: &[&str], layout: &Layout) -> Result<Split> {
+    let (mut data, mut labels) = (vec![], vec![]);
+    for part in parts {
+        (files.read)(&home.join(part), layout, &mut data, &mut labels)?;
+    }
+    Ok(Split::new(Pixels::Memory(Arc::new(Raw { height: SIDE, width: SIDE, data })), labels))
+}
+
+/// None beyond the last.
+fn image(split: &Split, i: usize) -> Option<&[u8]> {
+    let Pixels::Memory(raw) = &split.pixels else { return None };
+    raw.data.chunks_exact(IMAGE).nth(i)
+}
+
+/// Where the other layout lies beside the one that was opened, the two must hold the same images.
+fn compare(set: &Dataset, layout: &Layout) -> Result<Vec<String>> {
+    let mut said = vec![];
+    let Some(home) = &set.home else { return Ok(said) };
+    for files in [&layout.binary, &layout.python] {
+        let other = home.with_file_name(files.folder);
+        if other == *home {
+            continue;
+        }
+        for (name, parts, mine) in [("train", files.train, &set.train), ("test", &[files.test][..], &set.test)] {
+            if !parts.iter().all(|part| other.join(part).is_file()) {
+                continue;
+            }
+            let twin = split(&other, files, parts, layout)?;
+            let differs = |&i: &usize| twin.labels.get(i) != mine.labels.get(i) || image(&twin, i) != image(mine, i);
+            if let Some(i) = (0..twin.len().max(mine.len())).find(differs) {
+                return Err(Error::file(&other, format!("image {i} of its {name} split is not the one in {}", home.display())));
+            }
+            said.push(format!("{}: {} {name} images, each the same as here", other.display(), twin.len()));
+        }
+    }
+    Ok(said)
 }
 
 /// Appends the images and labels of one file.

@@ -41,11 +41,17 @@ pub fn fetch(name: &str, how: &Fetch) -> Result<String> {
     if home.exists() {
         return Ok(format!("{name} is already in {}; `mcl-eval data check` looks into it", home.display()));
     }
-    fs::create_dir_all(&root).map_err(Error::io("cannot make", &root))?;
     let from_env = std::env::var("MCL_DATA_MIRROR").ok().filter(|mirror| !mirror.is_empty());
     let base = how.mirror.map(str::to_string).or(from_env).unwrap_or_else(|| archive.base.to_string());
-    let address = format!("{}/{}", base.trim_end_matches('/'), archive.file);
+    let home = bring(archive, &root, &base, how.quiet)?;
+    Ok(format!("{name} is in {} (md5 of {}: {})", home.display(), archive.file, archive.md5))
+}
 
+/// Downloads `base/FILE`, verifies it and unpacks it below `root`; returns its folder. Called again after a fault, it goes on from there.
+pub fn bring(archive: &Archive, root: &Path, base: &str, quiet: bool) -> Result<PathBuf> {
+    let home = root.join(archive.folder);
+    let address = format!("{}/{}", base.trim_end_matches('/'), archive.file);
+    fs::create_dir_all(root).map_err(Error::io("cannot make", root))?;
     let part = root.join(format!(".{}.part", archive.file));
     let mut file =
         File::options().read(true).write(true).create(true).truncate(false).open(&part).map_err(Error::io("cannot write", &part))?;
@@ -53,7 +59,7 @@ pub fn fetch(name: &str, how: &Fetch) -> Result<String> {
         fs::TryLockError::WouldBlock => Error::failed(format!("another process is fetching {} into {}", archive.file, root.display())),
         fs::TryLockError::Error(source) => Error::Io { what: "cannot lock", path: part.clone(), source },
     })?;
-    download(&address, &mut file, &part, how.quiet)?;
+    download(&address, &mut file, &part, quiet)?;
 
     let found = md5_of(&mut file, &part)?;
     if found != archive.md5 {
@@ -79,7 +85,7 @@ pub fn fetch(name: &str, how: &Fetch) -> Result<String> {
     }
     fs::rename(&unpacked, &home).map_err(Error::io("cannot make", &home))?;
     fs::remove_file(&part).map_err(Error::io("cannot remove", &part))?;
-    Ok(format!("{name} is in {} (md5 of {}: {})", home.display(), archive.file, archive.md5))
+    Ok(home)
 }
 
 /// The first archive of a dataset, or the archive of this name.

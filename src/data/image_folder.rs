@@ -11,6 +11,7 @@ pub const SPEC: DatasetSpec = DatasetSpec {
     name: "image_folder",
     about: "a folder of your own: CLASS/*.jpg, or train/CLASS/*.jpg and val/ or test/",
     open,
+    compare: None,
     layouts: &[],
     archives: &[],
     images: None,

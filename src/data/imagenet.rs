@@ -9,6 +9,7 @@ pub const SPEC: DatasetSpec = DatasetSpec {
     name: "imagenet",
     about: "ImageNet: 1,281,167 + 50,000 images in 1000 classes, from folders train/ and val/",
     open,
+    compare: None,
     layouts: &[("imagenet", "train"), ("ILSVRC2012", "train"), ("ILSVRC/Data/CLS-LOC", "train")],
     archives: &[],
     images: Some((1_281_167, 50_000)),

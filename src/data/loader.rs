@@ -7,7 +7,7 @@ use rand::{RngCore, SeedableRng};
 use rayon::prelude::*;
 use tch::Tensor;
 
-use super::augment::{Table, Transform};
+use super::augment::{Mix, Table, Transform};
 use super::{Batch, Pixels, Split};
 use crate::error::{Error, Result};
 use crate::rng::{self, Rng};
@@ -93,11 +93,14 @@ impl Maker {
         let side = self.transform.size as i64;
         let shape = [indices.len() as i64, side, side, 3];
         let floats = self.floats(at, indices)?;
-        let views = floats.iter().map(|view| Tensor::from_slice(view).view(shape).permute([0, 3, 1, 2])).collect();
+        let views: Vec<Tensor> = floats.iter().map(|view| Tensor::from_slice(view).view(shape).permute([0, 3, 1, 2])).collect();
         let labels: Vec<i64> = indices.iter().map(|&i| self.split.labels[i as usize]).collect();
         let index: Vec<i64> = indices.iter().map(|&i| i64::from(i)).collect();
         let noise = rng::stream(self.seed, "noise", &[self.epoch, at]).next_u64();
-        Ok(Batch { views, labels: Tensor::from_slice(&labels), index: Tensor::from_slice(&index), noise })
+        let labels = Tensor::from_slice(&labels);
+        let mix = |mix: Mix| mix.apply(&views, &labels, &mut rng::stream(self.seed, "mix", &[self.epoch, at]));
+        let mixed = self.transform.mix.map(mix).transpose()?;
+        Ok(Batch { views, labels, index: Tensor::from_slice(&index), noise, mixed })
     }
 
     /// The pixels of every view, [B, size, size, 3].

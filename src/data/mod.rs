@@ -9,6 +9,7 @@ mod image_folder;
 mod imagenet;
 mod loader;
 mod picture;
+pub mod rand_augment;
 pub mod sampler;
 mod stl10;
 mod synthetic;
@@ -25,16 +26,19 @@ use tch::Tensor;
 use crate::error::{Error, Result};
 use crate::registry;
 
-pub use augment::Transform;
+pub use augment::{Mix, Transform};
 pub use fetch::Archive;
 pub use loader::Loader;
-pub use picture::Picture;
+pub use picture::{Picture, Rect};
+pub use rand_augment::RandAugment;
 
 /// All a dataset file exports.
 pub struct DatasetSpec {
     pub name: &'static str,
     pub about: &'static str,
     pub open: fn(&Request) -> Result<Dataset>,
+    /// What `data check` can compare it with; returns what to say.
+    pub compare: Option<fn(&Dataset) -> Result<Vec<String>>>,
     /// How it may lie on disk: (its folder, a file or folder in it), the preferred layout first.
     pub layouts: &'static [(&'static str, &'static str)],
     /// What `data fetch` can bring, the preferred one first.
@@ -298,6 +302,16 @@ pub struct Batch {
     pub index: Tensor,
     /// Seeds what networks draw in training (drop-path): see `nets::layers::Pass`.
     pub noise: u64,
+    /// The views once more, mixed, where the transform asks for it; contrastive terms look at `views`.
+    pub mixed: Option<Mixed>,
+}
+
+/// Every view with another batch order of itself mixed in: `weight` of an image's own label, the rest of the one in `labels`.
+#[derive(Debug)]
+pub struct Mixed {
+    pub views: Vec<Tensor>,
+    pub labels: Tensor,
+    pub weight: f64,
 }
 
 impl Batch {

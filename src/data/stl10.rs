@@ -12,6 +12,7 @@ pub const SPEC: DatasetSpec = DatasetSpec {
     name: "stl10",
     about: "STL-10: 5,000 + 8,000 images of 96 x 96 in 10 classes",
     open,
+    compare: None,
     layouts: &[("stl10_binary", "train_X.bin")],
     archives: &[Archive {
         folder: "stl10_binary",

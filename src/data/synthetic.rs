@@ -17,6 +17,7 @@ pub const SPEC: DatasetSpec = DatasetSpec {
     name: "synthetic",
     about: "drawn images, nothing to download: a source task (24 classes) and a transfer task (12 others)",
     open,
+    compare: None,
     layouts: &[],
     archives: &[],
     images: None,

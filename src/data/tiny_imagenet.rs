@@ -11,6 +11,7 @@ pub const SPEC: DatasetSpec = DatasetSpec {
     name: "tiny_imagenet",
     about: "Tiny-ImageNet: 100,000 + 10,000 images of 64 x 64 in 200 classes",
     open,
+    compare: None,
     layouts: &[("tiny-imagenet-200", "wnids.txt")],
     archives: &[Archive {
         folder: "tiny-imagenet-200",

@@ -10,7 +10,7 @@ use super::parts::gate::Gate;
 use super::parts::memory_bank::{Draw, Ground, MemoryBank};
 use super::parts::meta_network::MetaNetwork;
 use super::parts::projector::{Norm, Projector};
-use super::{Clock, Group, Method, MethodSpec, Needs, Stepped, Task};
+use super::{Clock, Group, Method, MethodSpec, Needs, Stepped, Task, paired_classes};
 use crate::cohort::Cohort;
 use crate::data::{Batch, Sampling};
 use crate::error::{Error, Result};
@@ -333,7 +333,7 @@ impl LMcl {
         };
         let bank = match options.mining() {
             Mining::Batch => {
-                refuse_single(setting.train_labels)?;
+                paired_classes(setting.train_labels)?;
                 None
             }
             Mining::Memory => Some(MemoryBank::index(ground(recall(options.mode)))?),
@@ -554,17 +554,6 @@ impl LMcl {
 
 fn recall(mode: Mode) -> Recall {
     if mode == Mode::Paper { Recall::Paper } else { Recall::Released }
-}
-
-/// Batch mining draws two images of a class.
-fn refuse_single(labels: &[i64]) -> Result<()> {
-    let classes = labels.iter().max().map_or(0, |&c| c as usize + 1);
-    let mut counts = vec![0usize; classes];
-    labels.iter().for_each(|&c| counts[c as usize] += 1);
-    match counts.iter().position(|&n| n == 1) {
-        Some(class) => Err(Error::input(format!("class {class} has one training image: an anchor needs a positive, so two of each class"))),
-        None => Ok(()),
-    }
 }
 
 impl Method for LMcl {

@@ -7,6 +7,7 @@ pub mod dml;
 pub mod ffsd;
 pub mod kdcl;
 pub mod l_mcl;
+pub mod mcl;
 pub mod okddip;
 pub mod one;
 pub mod parts;
@@ -29,7 +30,7 @@ use crate::registry;
 
 /// Every method, in the order they are listed.
 pub const METHODS: &[MethodSpec] =
-    &[baseline::SPEC, dml::SPEC, one::SPEC, okddip::SPEC, afd::SPEC, kdcl::SPEC, pcl::SPEC, ffsd::SPEC, ckd_mkt::SPEC, l_mcl::SPEC];
+    &[baseline::SPEC, dml::SPEC, one::SPEC, okddip::SPEC, afd::SPEC, kdcl::SPEC, pcl::SPEC, ffsd::SPEC, ckd_mkt::SPEC, mcl::SPEC, l_mcl::SPEC];
 
 pub struct MethodSpec {
     pub name: &'static str,
@@ -271,6 +272,16 @@ fn one_architecture(method: &str, archs: &[&'static Arch], why: &str) -> Result<
     match archs.iter().find(|a| a.name != archs[0].name) {
         None => Ok(()),
         Some(other) => Err(Error::input(format!("{method} needs networks of one architecture and [cohort] archs has {} and {}: {why}", archs[0].name, other.name))),
+    }
+}
+
+/// Refuses training images of which a class has one alone: batch mining draws two images of a class.
+fn paired_classes(labels: &[i64]) -> Result<()> {
+    let mut counts = vec![0usize; labels.iter().max().map_or(0, |&c| c as usize + 1)];
+    labels.iter().for_each(|&c| counts[c as usize] += 1);
+    match counts.iter().position(|&n| n == 1) {
+        Some(class) => Err(Error::input(format!("class {class} has one training image: an anchor needs a positive, so two of each class"))),
+        None => Ok(()),
     }
 }
 

@@ -169,7 +169,12 @@ fn difference(k: usize, vars: &[Tensor], pi: &[Tensor], at: &[Tensor], c: &[Tens
         // An objective that pi does not enter, with nothing else asked for.
         if !loss.requires_grad() { Ok(inputs.iter().map(Tensor::zeros_like).collect()) } else { Ok(grads(&loss, &inputs, false)) }
     };
-    let (ahead, behind) = (side(eps)?, side(-eps)?);
+    // Where only pi is asked for, theta is a constant: the passes need no backward through the networks and keep nothing for one.
+    let track = |on: bool| vars.iter().filter(|_| !for_theta).for_each(|var| drop(var.set_requires_grad(on)));
+    track(false);
+    let sides = side(eps).and_then(|ahead| Ok((ahead, side(-eps)?)));
+    track(true);
+    let (ahead, behind) = sides?;
     let mut both: Vec<Tensor> = ahead.into_iter().zip(behind).map(|(a, b)| (a - b) / (2.0 * eps)).collect();
     let theta = both.split_off(pi.len());
     Ok(Products { pi: both, theta })

@@ -1,0 +1,154 @@
+//! Seconds of a training step, as the trainer takes it: f32, random images, no data loading. One JSON line for each way of taking
+//! Hessian-vector products.
+//!
+//!     cargo bench --bench step -- [--arch resnet32] [--batch 128] [--threads 2] [--iters 5] [--only plain|losses]
+
+use std::time::Instant;
+
+use clap::Parser;
+use mcl::cohort::Cohort;
+use mcl::data::Batch;
+use mcl::methods::{self, Clock, Task};
+use mcl::nets::{self, Arch, Outputs};
+use mcl::optim::{Rule, grads};
+use mcl::step::Engine;
+use serde_json::json;
+use tch::{Device, Kind, Tensor};
+
+#[derive(Parser)]
+struct Args {
+    #[arg(long, default_value = "resnet32")]
+    arch: String,
+    /// M
+    #[arg(long, default_value_t = 2)]
+    networks: usize,
+    #[arg(long, default_value_t = 128)]
+    batch: usize,
+    #[arg(long, default_value_t = 2)]
+    threads: i32,
+    /// Threads of the cohort: 2 and more run every network on its own
+    #[arg(long, default_value_t = 1)]
+    peer_threads: usize,
+    #[arg(long, default_value_t = 5)]
+    iters: usize,
+    #[arg(long, default_value_t = 2)]
+    meta_iters: usize,
+    /// plain: plain steps alone, with peak_mb; losses: also what heads, lambda, gates and terms take on given features
+    #[arg(long)]
+    only: Option<Only>,
+    /// Given by cargo.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, clap::ValueEnum)]
+enum Only {
+    Plain,
+    Losses,
+}
+
+const RULE: Rule = Rule::Sgd { momentum: 0.9, weight_decay: 5e-4, nesterov: true };
+const EVERY: f64 = 50.0;
+const CLASSES: i64 = 100;
+
+fn engine(args: &Args, arch: &'static Arch, method: &str, options: &str) -> mcl::error::Result<Engine> {
+    let archs = vec![arch; args.networks];
+    let labels: Vec<i64> = (0..2 * CLASSES).map(|i| i % CLASSES).collect();
+    let task = Task { archs: &archs, classes: CLASSES, train_labels: &labels, batch: args.batch, rule: RULE, epochs: 300, device: Device::Cpu, kind: Kind::Float, seed: 0 };
+    let method = (methods::find(method)?.build)(&task, options.parse().expect("the bench's own options"))?;
+    let cohort = Cohort::new(&archs, CLASSES, method.needs().branches, 0, args.peer_threads, Device::Cpu, Kind::Float, 0);
+    Ok(Engine::new(cohort, method, RULE))
+}
+
+/// Noise as the loader would hand it over: channels_last; B/2 classes twice.
+fn batch(args: &Args, arch: &Arch) -> Batch {
+    let (b, side) = (args.batch as i64, arch.image_size);
+    let noise: Vec<f32> = {
+        use rand::Rng;
+        let mut rng = mcl::rng::stream(0, "images", &[]);
+        (0..b * side * side * 3).map(|_| rng.gen_range(-1.7f32..1.7)).collect()
+    };
+    let images = Tensor::from_slice(&noise).view([b, side, side, 3]).permute([0, 3, 1, 2]);
+    let index = Tensor::arange(b, (Kind::Int64, Device::Cpu));
+    Batch { views: vec![images], labels: index.floor_divide_scalar(2), index, noise: 0 }
+}
+
+fn clock(step: usize, meta: bool) -> Clock {
+    Clock { epoch: 0, batch: if meta { 0 } else { 1 }, step, lr: 0.1, seed: 0 }
+}
+
+fn median(mut seconds: Vec<f64>) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    seconds[seconds.len() / 2]
+}
+
+/// Median seconds of `f` after one warm-up call.
+fn timed(iters: usize, mut f: impl FnMut() -> mcl::error::Result<()>) -> mcl::error::Result<f64> {
+    f()?;
+    let mut seconds = vec![];
+    for _ in 0..iters {
+        let start = Instant::now();
+        f()?;
+        seconds.push(start.elapsed().as_secs_f64());
+    }
+    Ok(median(seconds))
+}
+
+/// Heads, lambda, gates and all terms, forward and backward, on given features.
+fn losses(args: &Args, engine: &mut Engine, batch: &Batch) -> mcl::error::Result<f64> {
+    let outs = engine.cohort.forward(batch, mcl::nets::layers::Mode::Train);
+    let leaf = |ts: &Vec<Tensor>| -> Vec<Tensor> { ts.iter().map(|t| t.detach().copy().set_requires_grad(true)).collect() };
+    let outs: Vec<Outputs> = outs.iter().map(|o| Outputs { maps: vec![], pre_pool: o.pre_pool.detach(), feats: leaf(&o.feats), logits: leaf(&o.logits) }).collect();
+    let mut vars: Vec<Tensor> = outs.iter().flat_map(|o| o.feats.iter().chain(&o.logits).map(Tensor::shallow_clone)).collect();
+    vars.extend(engine.groups.iter().flat_map(|(g, _)| g.params.tensors()));
+    timed(args.iters.max(10), || {
+        let terms = engine.method.losses(&outs, batch, clock(0, false))?;
+        grads(&terms.total(), &vars, false);
+        Ok(())
+    })
+}
+
+fn main() -> mcl::error::Result<()> {
+    let args = Args::parse();
+    mcl::memory::keep_large_blocks();
+    tch::set_num_threads(args.threads);
+    let arch = nets::find(&args.arch)?;
+    let batch = batch(&args, arch);
+    let batch = std::slice::from_ref(&batch);
+    let depth: Option<u32> = args.arch.strip_prefix("resnet").and_then(|d| d.parse().ok());
+    let mut line = json!({ "arch": args.arch, "networks": args.networks, "depth": depth, "batch": args.batch, "threads": args.threads, "peer_threads": args.peer_threads });
+    let round = |s: f64| (s * 1e4).round() / 1e4;
+
+    let mut l_mcl = engine(&args, arch, "l_mcl", "hvp = \"exact\"")?;
+    let plain = timed(args.iters, || l_mcl.step(batch, clock(1, false), None).map(drop))?;
+    line["plain_s"] = json!(round(plain));
+    if args.only.is_some() {
+        line["peak_mb"] = json!(mcl::memory::peak_mb());
+        if args.only == Some(Only::Losses) {
+            let part = losses(&args, &mut l_mcl, &batch[0])?;
+            line["losses_s"] = json!(round(part));
+            line["losses_share"] = json!(round(part / plain));
+        }
+        println!("{line}");
+        return Ok(());
+    }
+    drop(l_mcl);
+    let mut bare = engine(&args, arch, "baseline", "")?;
+    let baseline = timed(args.iters, || bare.step(batch, clock(1, false), None).map(drop))?;
+    drop(bare);
+    for hvp in ["exact", "difference"] {
+        let mut engine = engine(&args, arch, "l_mcl", &format!("hvp = \"{hvp}\""))?;
+        let mut seconds = vec![];
+        for _ in 0..=args.meta_iters {
+            let report = engine.step(batch, clock(1, true), None)?;
+            seconds.push(report.meta_seconds.expect("batch 0 has a meta step"));
+        }
+        let meta = median(seconds.split_off(1));
+        line["meta_s"] = json!(round(meta));
+        line["amortised_s"] = json!(round(plain + meta / EVERY));
+        line["baseline_s"] = json!(round(baseline));
+        line["hvp"] = json!(hvp);
+        println!("{line}");
+    }
+    Ok(())
+}
