@@ -65,6 +65,6 @@ impl Heads {
 
     /// Does any classifier hold numbers that are not finite?
     pub fn diverged(&self) -> bool {
-        !self.weight.isfinite().all().int64_value(&[]) == 1
+        self.weight.isfinite().all().int64_value(&[]) == 0
     }
 }

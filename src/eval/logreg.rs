@@ -1,11 +1,13 @@
 //! Multinomial logistic regression by L-BFGS (Liu and Nocedal 1989) with a strong Wolfe line search (Nocedal and Wright, algorithms 3.5
-//! and 3.6), on scikit-learn's objective: mean cross-entropy + |W|^2 / (2 C n), the bias free. `C` means what it means there.
+//! and 3.6), on scikit-learn's objective: mean cross-entropy + |W|^2 / (2 C n), the bias free. `C` means what it means there. Steps are
+//! preconditioned with the second moments of the features (Boehning 1992: they bound the Hessian), so that features of very different
+//! scale, as networks give them, do not cost thousands of iterations.
 
 use std::collections::VecDeque;
 
 use linfa::traits::{Fit, Predict};
 use ndarray::Array2;
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use crate::error::{Error, Result};
 
@@ -37,11 +39,6 @@ pub struct Fitted {
 }
 
 impl Classifier {
-    pub fn zeros(classes: i64, dim: i64, device: Device) -> Classifier {
-        let kind = (Kind::Double, device);
-        Classifier { weight: Tensor::zeros([classes, dim], kind), bias: Tensor::zeros([classes], kind) }
-    }
-
     /// Logits of `x` [N, D] in its own precision.
     pub fn scores(&self, x: &Tensor) -> Tensor {
         x.linear(&self.weight.to_kind(x.kind()), Some(&self.bias.to_kind(x.kind())))
@@ -60,8 +57,8 @@ pub fn fit(x: &Tensor, y: &Tensor, classes: i64, options: Options, start: Option
     check(x, y, classes, options)?;
     let dim = x.size()[1];
     let objective = Objective::new(x, y, classes, options.c);
-    let start = start.map_or_else(|| Classifier::zeros(classes, dim, x.device()), |c| Classifier { weight: c.weight.copy(), bias: c.bias.copy() });
-    let mut at = objective.at(Tensor::cat(&[start.weight.reshape([-1]), start.bias], 0));
+    let start = start.map_or_else(|| Tensor::zeros([classes, dim + 1], (Kind::Double, x.device())), |c| Tensor::cat(&[&c.weight, &c.bias.unsqueeze(1)], 1));
+    let mut at = objective.at(start);
     let mut memory = Memory::default();
     let (mut iterations, mut converged) = (0, false);
     // What a sum in f32 can still tell apart; scipy stops at 64 units in the last place of f64.
@@ -71,15 +68,14 @@ pub fn fit(x: &Tensor, y: &Tensor, classes: i64, options: Options, start: Option
             converged = true;
             break;
         }
-        let mut direction = memory.direction(&at.gradient);
+        let mut direction = memory.direction(&at.gradient, &objective.preconditioner);
         let mut slope = dot(&direction, &at.gradient);
         if slope >= 0.0 {
             memory = Memory::default();
-            direction = -&at.gradient;
+            direction = memory.direction(&at.gradient, &objective.preconditioner);
             slope = dot(&direction, &at.gradient);
         }
-        let first = if memory.pairs.is_empty() { (1.0 / at.gradient.norm().double_value(&[])).min(1.0) } else { 1.0 };
-        let Some(next) = search(&objective, &at, &direction, slope, first) else { break };
+        let Some(next) = search(&objective, &at, &direction, slope) else { break };
         iterations += 1;
         let gain = (at.loss - next.loss) / at.loss.abs().max(next.loss.abs()).max(1.0);
         memory.push(&next.point - &at.point, &next.gradient - &at.gradient);
@@ -93,8 +89,8 @@ pub fn fit(x: &Tensor, y: &Tensor, classes: i64, options: Options, start: Option
     if !at.loss.is_finite() {
         return Err(Error::failed(format!("logistic regression with C = {}: the loss is {}; are the features finite?", options.c, at.loss)));
     }
-    let weight = at.point.narrow(0, 0, classes * dim).reshape([classes, dim]);
-    let bias = at.point.narrow(0, classes * dim, classes).copy();
+    let weight = at.point.narrow(1, 0, dim).contiguous();
+    let bias = at.point.select(1, dim).contiguous();
     let (loss, gradient) = (at.loss, at.largest());
     Ok(Fitted { classifier: Classifier { weight, bias }, loss, iterations, evaluations: objective.count.get(), gradient, converged })
 }
@@ -114,15 +110,17 @@ fn check(x: &Tensor, y: &Tensor, classes: i64, options: Options) -> Result<()> {
 }
 
 fn dot(a: &Tensor, b: &Tensor) -> f64 {
-    a.dot(b).double_value(&[])
+    (a * b).sum(Kind::Double).double_value(&[])
 }
 
-struct Objective<'a> {
-    x: &'a Tensor,
+struct Objective {
+    /// The features and a column of ones for the bias, [N, D + 1].
+    x: Tensor,
     y: Tensor,
-    classes: i64,
-    /// 1 / (C n).
-    penalty: f64,
+    /// 1 / (C n), and 0 for the bias: [D + 1].
+    penalty: Tensor,
+    /// The inverse of the second moments of `x` plus the penalty, [D + 1, D + 1].
+    preconditioner: Tensor,
     rows: i64,
     count: std::cell::Cell<usize>,
 }
@@ -140,36 +138,41 @@ impl At {
     }
 }
 
-impl<'a> Objective<'a> {
-    fn new(x: &'a Tensor, y: &Tensor, classes: i64, c: f64) -> Objective<'a> {
-        let rows = (MAX_SCORES / classes).max(1);
-        Objective { x, y: y.unsqueeze(1), classes, penalty: 1.0 / (c * x.size()[0] as f64), rows, count: std::cell::Cell::new(0) }
+impl Objective {
+    fn new(x: &Tensor, y: &Tensor, classes: i64, c: f64) -> Objective {
+        let (n, dim) = (x.size()[0], x.size()[1]);
+        let x = Tensor::cat(&[x, &Tensor::ones([n, 1], (x.kind(), x.device()))], 1);
+        let mut penalty = Tensor::full([dim + 1], 1.0 / (c * n as f64), (Kind::Double, x.device()));
+        let _ = penalty.narrow(0, dim, 1).zero_();
+        let moments = x.transpose(0, 1).matmul(&x).to_kind(Kind::Double) / n as f64;
+        // A little of the mean scale on the diagonal: constant or repeated features must not make it singular.
+        let ridge = moments.diagonal(0, 0, 1).mean(Kind::Double).double_value(&[]).max(f64::MIN_POSITIVE) * 1e-6;
+        let preconditioner = (&moments + (&penalty + ridge).diag(0)).inverse();
+        penalty = penalty.unsqueeze(0);
+        Objective { x, y: y.unsqueeze(1), penalty, preconditioner, rows: (MAX_SCORES / classes).max(1), count: std::cell::Cell::new(0) }
     }
 
     fn at(&self, point: Tensor) -> At {
         self.count.set(self.count.get() + 1);
-        let (n, dim) = (self.x.size()[0], self.x.size()[1]);
-        let kind = self.x.kind();
-        let weight = point.narrow(0, 0, self.classes * dim).reshape([self.classes, dim]);
-        let (w, b) = (weight.to_kind(kind), point.narrow(0, self.classes * dim, self.classes).to_kind(kind));
-        let mut loss = Tensor::zeros([], (Kind::Double, self.x.device()));
+        let (n, kind) = (self.x.size()[0], self.x.kind());
+        let w = point.to_kind(kind).transpose(0, 1); // [D + 1, C]
+        let mut loss = 0.0;
         let mut gradient = point.zeros_like();
         let mut first = 0;
         while first < n {
             let rows = self.rows.min(n - first);
             let (x, y) = (self.x.narrow(0, first, rows), self.y.narrow(0, first, rows));
-            let mut p = x.linear(&w, Some(&b)).log_softmax(-1, kind); // [rows, C]
-            loss -= p.gather(1, &y, false).sum(Kind::Double);
+            let mut p = x.matmul(&w).log_softmax(-1, kind); // [rows, C]
+            loss -= p.gather(1, &y, false).sum(Kind::Double).double_value(&[]);
             let _ = p.exp_();
             let minus = Tensor::full(y.size(), -1.0, (kind, self.x.device()));
             let _ = p.scatter_add_(1, &y, &minus); // softmax - one-hot
-            let _ = gradient.narrow(0, 0, self.classes * dim).g_add_(&p.transpose(0, 1).matmul(&x).reshape([-1]));
-            let _ = gradient.narrow(0, self.classes * dim, self.classes).g_add_(&p.sum_dim_intlist([0i64].as_slice(), false, kind));
+            gradient += p.transpose(0, 1).matmul(&x).to_kind(Kind::Double);
             first += rows;
         }
-        let _ = gradient.g_mul_scalar_(1.0 / n as f64);
-        let _ = gradient.narrow(0, 0, self.classes * dim).g_add_(&(weight.reshape([-1]) * self.penalty));
-        let loss = loss.double_value(&[]) / n as f64 + 0.5 * self.penalty * weight.square().sum(Kind::Double).double_value(&[]);
+        let penalised = &point * &self.penalty;
+        let gradient = gradient / n as f64 + &penalised;
+        let loss = loss / n as f64 + 0.5 * dot(&penalised, &point);
         At { point, loss, gradient }
     }
 }
@@ -183,7 +186,7 @@ struct Memory {
 impl Memory {
     fn push(&mut self, step: Tensor, change: Tensor) {
         let curvature = dot(&step, &change);
-        if curvature > f64::EPSILON * change.square().sum(Kind::Double).double_value(&[]) {
+        if curvature > f64::EPSILON * dot(&change, &change) {
             self.pairs.push_back((step, change, curvature));
             if self.pairs.len() > HISTORY {
                 self.pairs.pop_front();
@@ -191,8 +194,8 @@ impl Memory {
         }
     }
 
-    /// The two-loop recursion: minus the modelled inverse Hessian times the gradient.
-    fn direction(&self, gradient: &Tensor) -> Tensor {
+    /// The two-loop recursion: minus the modelled inverse Hessian times the gradient, starting from the preconditioner.
+    fn direction(&self, gradient: &Tensor, preconditioner: &Tensor) -> Tensor {
         let mut q = -gradient;
         let mut weights = vec![];
         for (step, change, curvature) in self.pairs.iter().rev() {
@@ -200,8 +203,9 @@ impl Memory {
             q -= change * a;
             weights.push(a);
         }
+        q = q.matmul(preconditioner);
         if let Some((_, change, curvature)) = self.pairs.back() {
-            q *= curvature / dot(change, change);
+            q *= curvature / dot(change, &change.matmul(preconditioner));
         }
         for ((step, change, curvature), a) in self.pairs.iter().zip(weights.iter().rev()) {
             let b = dot(change, &q) / curvature;
@@ -223,7 +227,7 @@ struct Try {
 }
 
 /// A point along `direction` with the strong Wolfe conditions, or the lowest one found; none where the loss does not fall at all.
-fn search(objective: &Objective, from: &At, direction: &Tensor, slope: f64, first: f64) -> Option<At> {
+fn search(objective: &Objective, from: &At, direction: &Tensor, slope: f64) -> Option<At> {
     let evaluate = |step: f64| {
         let at = objective.at(&from.point + direction * step);
         Try { step, slope: dot(&at.gradient, direction), at }
@@ -233,7 +237,7 @@ fn search(objective: &Objective, from: &At, direction: &Tensor, slope: f64, firs
     // The bracket's lower end: (step, loss, slope, the point itself unless it is the start).
     let mut low = (0.0, from.loss, slope, None::<At>);
     let mut ceiling: Option<(f64, f64, f64)> = None;
-    let mut step = first;
+    let mut step = 1.0;
     for tries in 0..MAX_TRIES {
         let t = evaluate(step);
         if high(&t) || (tries > 0 && t.at.loss >= low.1) {

@@ -3,9 +3,12 @@
 
 pub mod accuracy;
 pub mod cache;
+pub mod cohort;
+pub mod compare;
 pub mod data;
 pub mod doctor;
 pub mod embedding;
+pub mod few_shot;
 pub mod heads;
 pub mod knn;
 pub mod linear_probe;
@@ -18,6 +21,7 @@ pub mod selftest;
 pub mod stats;
 pub mod subject;
 pub mod target;
+pub mod tsne;
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -76,6 +80,14 @@ pub enum Command {
     Accuracy(accuracy::Args),
     #[command(about = knn::ABOUT)]
     Knn(knn::Args),
+    #[command(about = few_shot::ABOUT)]
+    FewShot(few_shot::Args),
+    #[command(about = tsne::ABOUT)]
+    Tsne(tsne::Args),
+    #[command(about = compare::ABOUT)]
+    Compare(compare::Args),
+    #[command(about = cohort::ABOUT)]
+    Cohort(cohort::Args),
     #[command(about = report::ABOUT)]
     Report(report::Args),
 }
@@ -86,6 +98,10 @@ impl Command {
             Command::LinearProbe(args) => linear_probe::run(args, common),
             Command::Accuracy(args) => accuracy::run(args, common),
             Command::Knn(args) => knn::run(args, common),
+            Command::FewShot(args) => few_shot::run(args, common),
+            Command::Tsne(args) => tsne::run(args, common),
+            Command::Compare(args) => compare::run(args, common),
+            Command::Cohort(args) => cohort::run(args, common),
             Command::Report(args) => report::run(args, common),
         }
     }

@@ -482,10 +482,24 @@ pub fn lambda_figures(run: &Run) -> Vec<Figure> {
     figures
 }
 
+/// Mean gate weight of each stage (Eq. 19) over time, from the trainer's `gate.M.L` columns.
+pub fn gate_figure(run: &Run) -> Option<Figure> {
+    let mut series = vec![];
+    for name in run.columns() {
+        let parts: Vec<usize> = name.strip_prefix("gate.").map_or(vec![], |rest| rest.split('.').filter_map(|p| p.parse().ok()).collect());
+        if let [m, l] = parts[..] {
+            series.push(by_epoch(format!("network {m}, layer {}", l + 1), &run.column(name)));
+        }
+    }
+    let title = format!("{}: gate weights", run.name);
+    let svg = (!series.is_empty()).then(|| Lines { title: &title, x: "epoch", y: "weight", series: &series, dots: false }.draw())?;
+    Some(Figure::new(format!("{}-gates", run.name), "Share of each layer in the network's own ensemble; mean over each epoch", svg))
+}
+
 fn lambda_maps(runs: &[Run]) -> Section {
     let mut section = Section::new("Layer matching");
     for run in runs {
-        section.figures(lambda_figures(run));
+        section.figures([lambda_figures(run), gate_figure(run).into_iter().collect()].concat());
     }
     section
 }
