@@ -11,7 +11,6 @@ use tch::{Device, Kind};
 
 use crate::checkpoint::{Best, Checkpoints, Extra, Progress};
 use crate::cohort::Cohort;
-use crate::data::augment::Crop;
 use crate::data::{self, Batch, Dataset, Loader, Mix, RandAugment, Split, Transform, sampler};
 use crate::error::{Error, Result};
 use crate::files;
@@ -440,7 +439,7 @@ impl<'a> Trainer<'a> {
             .into_iter()
             .enumerate()
             .map(|(m, peer)| {
-                let meta = self.meta(peer.arch, &hash);
+                let meta = self.meta(peer.arch, m, &hash);
                 let write = move |path: &Path| weights::save_safetensors(path, &peer.params.named(), &meta);
                 (peer_file(m), Box::new(write) as Box<dyn Fn(&Path) -> Result<()>>)
             })
@@ -451,21 +450,20 @@ impl<'a> Trainer<'a> {
     }
 
     /// What a deployable network says about itself.
-    fn meta(&self, arch: &Arch, recipe_hash: &str) -> Meta {
+    fn meta(&self, arch: &Arch, peer: usize, recipe_hash: &str) -> Meta {
         let dataset = &self.data.dataset;
         Meta {
-            architecture: arch.name.to_string(),
+            arch: arch.name.to_string(),
             classes: dataset.classes.clone(),
             image_size: dataset.image_size as i64,
-            resize: match self.data.test_transform.crop {
-                Crop::Centre { resize } => resize as i64,
-                _ => dataset.image_size as i64,
-            },
             mean: dataset.mean,
             std: dataset.std,
             interpolation: "bilinear".into(),
             run: self.job.out.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-            recipe_hash: recipe_hash.to_string(),
+            recipe: recipe_hash.to_string(),
+            peer: Some(peer),
+            dataset: Some(dataset.name.to_string()),
+            epoch: Some(self.progress.epoch),
         }
     }
 
