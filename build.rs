@@ -1,9 +1,12 @@
-//! Gives every binary, test and bench an rpath to libtorch, so that they run with an empty environment and outlive the clone.
+//! Gives every binary, test and bench an rpath to libtorch, so that they run with an empty environment and outlive the clone, and
+//! tells the code which commit it was built from.
 
 use std::path::Path;
+use std::process::Command;
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
+    commit();
     let Ok(dir) = std::env::var("DEP_TCH_LIBTORCH_LIB") else {
         return; // torch-sys built with `doc-only`: nothing is linked
     };
@@ -16,4 +19,18 @@ fn main() {
         println!("cargo:rustc-link-arg=-Wl,--no-as-needed");
         println!("cargo:rustc-link-arg=-ltorch");
     }
+}
+
+/// MCL_COMMIT, where this is a git checkout.
+fn commit() {
+    let git = |args: &[&str]| {
+        let output = Command::new("git").args(args).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_string())
+    };
+    let Some(hash) = git(&["rev-parse", "--short=12", "HEAD"]) else { return };
+    // The log of HEAD changes with every commit and checkout.
+    if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]).filter(|log| Path::new(log).exists()) {
+        println!("cargo:rerun-if-changed={log}");
+    }
+    println!("cargo:rustc-env=MCL_COMMIT={hash}");
 }

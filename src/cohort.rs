@@ -23,6 +23,8 @@ pub struct Cohort {
     pub shared_stages: usize,
     /// Peers run on threads of their own when above 1.
     pub threads: usize,
+    /// Stochastic depth in training, for architectures that have it.
+    pub drop_path: bool,
 }
 
 impl Peer {
@@ -51,17 +53,19 @@ impl Cohort {
             let branches = if branches { Branch::all(arch, &aux_scope, classes) } else { vec![] };
             peers.push(Peer { arch, net, branches, params: scope.params(), aux: aux_scope.params() });
         }
-        Cohort { peers, shared_stages, threads }
+        Cohort { peers, shared_stages, threads, drop_path: false }
     }
 
     /// All peers on one batch, each on its own view if there are several.
     pub fn forward(&mut self, batch: &Batch, mode: Mode) -> Vec<Outputs> {
-        let pass = |m: usize| Pass { mode, noise: rng::derive(batch.noise, "peer", m as u64) };
+        let drop_path = self.drop_path;
+        let pass = move |m: usize| Pass { mode, noise: rng::derive(batch.noise, "peer", m as u64), drop_path };
         let view = |m: usize| batch.views[m % batch.views.len()].shallow_clone();
         if self.shared_stages > 0 && batch.views.len() == 1 {
             return self.forward_trunk(batch, pass(0));
         }
-        if self.threads < 2 {
+        // Peers that share a trunk and see views of their own run it in turn: its running statistics take in every view.
+        if self.threads < 2 || self.shared_stages > 0 {
             return self.peers.iter().enumerate().map(|(m, peer)| peer.forward(&view(m), pass(m))).collect();
         }
         // Grad mode is thread-local in libtorch, so workers are told; a Tensor may move to a thread but not be shared with one.

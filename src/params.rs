@@ -70,6 +70,15 @@ impl Params {
         Snapshot(self.all().map(|(_, t)| t.detach().copy()).collect())
     }
 
+    /// Takes over the values of `other`, which has the same variables and buffers.
+    pub fn copy_from(&self, other: &Params) {
+        let _guard = tch::no_grad_guard();
+        for ((name, live), (from, value)) in self.all().zip(other.all()) {
+            assert_eq!(name, from, "two parameter lists of one network");
+            live.shallow_clone().copy_(value);
+        }
+    }
+
     pub fn restore(&self, snapshot: &Snapshot) {
         let _guard = tch::no_grad_guard();
         for ((_, live), saved) in self.all().zip(&snapshot.0) {
@@ -94,7 +103,8 @@ struct Build {
     params: Params,
     device: Device,
     kind: Kind,
-    seed: u64,
+    /// None: every variable starts at 0, for networks that are loaded or only measured.
+    seed: Option<u64>,
     /// Variables of these names are taken from there instead of being made (a trunk shared by several peers).
     shared: Option<Params>,
 }
@@ -109,8 +119,22 @@ pub struct Scope {
 impl Scope {
     /// Starting values come from the stream (seed, "init", name), drawn on the CPU: they depend on nothing but the seed and the name.
     pub fn root(seed: u64, device: Device, kind: Kind) -> Scope {
+        Scope::with_seed(Some(seed), device, kind)
+    }
+
+    /// All variables 0, for networks whose weights come from a file.
+    pub fn blank(device: Device, kind: Kind) -> Scope {
+        Scope::with_seed(None, device, kind)
+    }
+
+    fn with_seed(seed: Option<u64>, device: Device, kind: Kind) -> Scope {
         let build = Build { params: Params::default(), device, kind, seed, shared: None };
         Scope { build: Rc::new(RefCell::new(build)), prefix: String::new() }
+    }
+
+    /// The names that lead here, with a dot after each.
+    pub fn path(&self) -> &str {
+        &self.prefix
     }
 
     pub fn sub(&self, name: impl std::fmt::Display) -> Scope {
@@ -129,7 +153,10 @@ impl Scope {
             build.push(name, shared.shallow_clone(), true);
             return shared;
         }
-        let values = draw(shape, init, &mut rng::stream(build.seed, "init", &[name_hash(&name)]));
+        let values = match build.seed {
+            Some(seed) => draw(shape, init, &mut rng::stream(seed, "init", &[name_hash(&name)])),
+            None => Tensor::zeros(shape, (Kind::Float, Device::Cpu)),
+        };
         let var = values.to_kind(build.kind).to_device(build.device).set_requires_grad(true);
         build.push(name, var.shallow_clone(), true);
         var
@@ -177,13 +204,20 @@ fn draw(shape: &[i64], init: Init, rng: &mut rng::Rng) -> Tensor {
     let count = shape.iter().product::<i64>() as usize;
     let values: Vec<f32> = match init {
         Init::Const(value) => vec![value as f32; count],
-        Init::Normal(std) => (0..count).map(|_| { let z: f64 = StandardNormal.sample(rng); (z * std) as f32 }).collect(),
+        Init::Normal(std) => (0..count)
+            .map(|_| {
+                let z: f64 = StandardNormal.sample(rng);
+                (z * std) as f32
+            })
+            .collect(),
         Init::Uniform(bound) => (0..count).map(|_| rng.gen_range(-bound..=bound) as f32).collect(),
         Init::TruncNormal(std) => (0..count)
-            .map(|_| loop {
-                let z: f64 = StandardNormal.sample(rng);
-                if (z * std).abs() <= 2.0 {
-                    break (z * std) as f32;
+            .map(|_| {
+                loop {
+                    let z: f64 = StandardNormal.sample(rng);
+                    if (z * std).abs() <= 2.0 {
+                        break (z * std) as f32;
+                    }
                 }
             })
             .collect(),

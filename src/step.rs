@@ -1,19 +1,20 @@
-//! One training step: forward, losses, one backward pass, the check that everything is finite, the optimizers, the method's own work.
-//! The trainer and the benches call this and nothing else.
+//! One training step: forward, losses, one backward pass (one more for each group stepped apart), the check that everything is finite,
+//! the optimizers, the method's own work. The trainer and the benches call this and nothing else.
 
 use std::time::Instant;
 
 use tch::Tensor;
 
-use crate::cohort::Cohort;
-use crate::data::Batch;
+use crate::cohort::{Cohort, Peer};
+use crate::data::{Batch, Mix};
 use crate::error::{Error, Result};
-use crate::losses::terms::Term;
-use crate::methods::{Clock, Group, Method, Stepped};
+use crate::losses::terms::{Term, Terms};
+use crate::methods::{Batches, Clock, Group, Method, Start, Stepped};
 use crate::nets::Outputs;
-use crate::nets::layers::Mode;
-use crate::optim::{Optimizer, Rule, grads};
+use crate::nets::layers::{Mode, Pass};
+use crate::optim::{Optimizer, Rule, grads, grads_keeping_graph};
 use crate::params::{Named, Params};
+use crate::rng;
 
 /// Everything that changes while a cohort trains.
 pub struct Engine {
@@ -24,6 +25,8 @@ pub struct Engine {
     pub optimizer: Optimizer,
     /// The method's own modules, each with its optimizer.
     pub groups: Vec<(Group, Optimizer)>,
+    /// Mixup and CutMix; none unless the recipe asks.
+    pub mix: Option<Mix>,
 }
 
 /// One row of the loss table, without its graph.
@@ -40,7 +43,7 @@ pub struct StepReport {
     /// Rows of one name add up.
     pub terms: Vec<TermValue>,
     pub notes: Vec<(String, Tensor)>,
-    /// The norm of the whole gradient, before clipping.
+    /// The norm of the whole gradient (of that from the main backward pass), before clipping.
     pub grad_norm: Tensor,
     /// What `after_step` reported.
     pub extra: Vec<(String, f64)>,
@@ -52,54 +55,102 @@ impl Engine {
     pub fn new(cohort: Cohort, method: Box<dyn Method>, rule: Rule) -> Engine {
         let theta = cohort.params();
         let optimizer = Optimizer::new(rule, &theta);
-        let groups = method.groups().into_iter().map(|group| { let optimizer = Optimizer::new(group.rule, &group.params); (group, optimizer) }).collect();
-        Engine { cohort, method, theta, optimizer, groups }
+        let groups = method.groups(&cohort).into_iter().map(|group| { let optimizer = Optimizer::new(group.rule, &group.params); (group, optimizer) }).collect();
+        Engine { cohort, method, theta, optimizer, groups, mix: None }
     }
 
     /// One step on `batches` (several: gradient accumulation, the mean of their gradients). The weights are touched only when every
-    /// term and the gradient are finite. `clip` bounds the norm of the whole gradient.
+    /// term and every gradient are finite. `clip` bounds the norm of the whole gradient, and that of a group stepped apart.
     pub fn step(&mut self, batches: &[Batch], clock: Clock, clip: Option<f64>) -> Result<StepReport> {
-        let vars: Vec<Tensor> = self.theta.tensors().into_iter().chain(self.groups.iter().flat_map(|(g, _)| g.params.tensors())).collect();
+        let together = self.groups.iter().filter(|(g, _)| !g.apart).flat_map(|(g, _)| g.params.tensors());
+        let vars: Vec<Tensor> = self.theta.tensors().into_iter().chain(together).collect();
         let share = 1.0 / batches.len() as f64;
         let (mut rows, mut notes): (Vec<Term>, _) = (vec![], vec![]);
         let mut gradient: Vec<Tensor> = vec![];
+        // Of the groups stepped apart, in the order of the groups; empty for the others and where a step has no row for the group.
+        let mut apart: Vec<Vec<Tensor>> = self.groups.iter().map(|_| vec![]).collect();
         let mut total: Option<Tensor> = None;
         let mut outs: Vec<Outputs> = vec![];
-        for batch in batches {
+        for (i, batch) in batches.iter().enumerate() {
             self.method.prepare(batch, clock)?;
             outs = self.cohort.forward(batch, Mode::Train);
-            let terms = self.method.losses(&outs, batch, clock)?;
+            let terms = match self.mix {
+                None => self.method.losses(&outs, batch, clock)?,
+                Some(mix) => self.mixed_losses(mix, &outs, batch, clock, i as u64)?,
+            };
             let loss = terms.total() * share;
-            let part = grads(&loss, &vars, false);
-            gradient = if gradient.is_empty() { part } else { gradient.iter().zip(part).map(|(a, b)| a + b).collect() };
-            total = Some(total.map_or(loss.detach(), |sum| sum + loss.detach()));
+            let mut value = loss.detach();
+            for ((group, _), sum) in self.groups.iter().zip(&mut apart).filter(|((g, _), _)| g.apart) {
+                if let Some(own) = terms.total_apart(group.name) {
+                    let own = own * share;
+                    accumulate(sum, grads_keeping_graph(&own, &group.params.tensors()));
+                    value = value + own.detach();
+                }
+            }
+            accumulate(&mut gradient, grads(&loss, &vars, false));
+            total = Some(total.map_or(value.shallow_clone(), |sum| sum + value));
             rows.extend(terms.rows.into_iter().map(|row| Term { value: row.value.detach() * share, ..row }));
             notes.extend(terms.notes);
             self.method.after_batch(&outs, batch, clock)?;
         }
         let total = total.ok_or_else(|| Error::failed("a step needs at least one batch"))?;
         let grad_norm = norm(&gradient);
-        if (&total + &grad_norm).isfinite().int64_value(&[]) == 0 {
-            return Err(self.diverged(&rows, &gradient, clock));
+        let apart_norms: Vec<Option<Tensor>> = apart.iter().map(|g| (!g.is_empty()).then(|| norm(g))).collect();
+        let check = apart_norms.iter().flatten().fold(&total + &grad_norm, |sum, norm| sum + norm);
+        if check.isfinite().int64_value(&[]) == 0 {
+            return Err(self.diverged(&rows, &gradient, &apart, clock));
         }
         if let Some(clip) = clip {
-            // As torch's clip_grad_norm_: nothing is read, so nothing waits.
-            let factor = (clip / (&grad_norm + 1e-6)).clamp_max(1.0);
-            gradient.iter_mut().for_each(|g| drop(g.g_mul_(&factor)));
+            clip_to(&mut gradient, &grad_norm, clip);
+            apart.iter_mut().zip(&apart_norms).for_each(|(g, norm)| if let Some(norm) = norm { clip_to(g, norm, clip) });
         }
         let mut rest = &gradient[..];
         let mut take = |count: usize| { let (head, tail) = rest.split_at(count); rest = tail; head };
         self.optimizer.step(&self.theta, take(self.theta.vars.len()), clock.lr);
-        for (group, optimizer) in &mut self.groups {
-            optimizer.step(&group.params, take(group.params.vars.len()), clock.lr);
+        for ((group, optimizer), own) in self.groups.iter_mut().zip(&apart) {
+            if !group.apart {
+                optimizer.step(&group.params, take(group.params.vars.len()), group.rate.at(clock));
+            } else if !own.is_empty() {
+                optimizer.step(&group.params, own, group.rate.at(clock));
+            }
         }
         let batch = batches.last().expect("there is a batch");
         let started = Instant::now();
         let meta = self.method.meta_due(clock);
         let extra = self.method.after_step(Stepped { cohort: &mut self.cohort, theta: &self.theta, batch, outs: &outs, clock })?;
         let meta_seconds = meta.then(|| started.elapsed().as_secs_f64());
-        let terms = rows.into_iter().map(|Term { name, peer, weight, value }| TermValue { name, peer, weight, value }).collect();
+        let terms = rows.into_iter().map(|Term { name, peer, weight, value, .. }| TermValue { name, peer, weight, value }).collect();
         Ok(StepReport { terms, notes, grad_norm, extra, meta_seconds })
+    }
+
+    /// The losses with a second forward pass on the mixed views.
+    fn mixed_losses(&mut self, mix: Mix, outs: &[Outputs], batch: &Batch, clock: Clock, i: u64) -> Result<Terms> {
+        let mut rng = rng::stream(clock.seed, "mix", &[clock.step as u64, i]);
+        let mixed = mix.apply(&batch.views, &batch.labels, &mut rng)?;
+        let targets = mixed.targets(&batch.labels, outs[0].logit().size()[1]);
+        let batch_of_mixed = Batch { views: mixed.views, labels: batch.labels.shallow_clone(), index: batch.index.shallow_clone(), noise: rng::derive(batch.noise, "mixed", 0) };
+        let answers = self.cohort.forward(&batch_of_mixed, Mode::Train);
+        self.method.mixed_losses(outs, &answers, &targets, batch, clock)
+    }
+
+    /// To be called before the first batch of each epoch, not when an epoch is resumed in its middle. `holdout`: the held-out part, if any.
+    pub fn epoch_start(&mut self, holdout: Option<&mut Batches>, clock: Clock) -> Result<()> {
+        if self.method.epoch_start(&mut self.cohort, holdout, clock)? == Start::Anew {
+            self.optimizer.reset();
+            self.groups.iter_mut().for_each(|(_, optimizer)| optimizer.reset());
+        }
+        Ok(())
+    }
+
+    /// The networks that are evaluated and saved.
+    pub fn shipped(&self) -> Vec<&Peer> {
+        self.method.shipped(&self.cohort)
+    }
+
+    /// What the shipped networks, as they will be used, say to a batch.
+    pub fn answers(&self, batch: &Batch) -> Vec<Outputs> {
+        let _guard = tch::no_grad_guard();
+        self.shipped().iter().map(|peer| peer.forward(&batch.views[0], Pass::EVAL)).collect()
     }
 
     /// Every tensor a checkpoint must hold, under unique names: saving reads these handles, resuming writes through them.
@@ -108,7 +159,9 @@ impl Engine {
         let mut state = self.theta.named();
         state.extend(prefixed("optimizer.".into(), self.optimizer.state()));
         for (group, optimizer) in &self.groups {
-            state.extend(prefixed(format!("group.{}.", group.name), group.params.named()));
+            // A group stepped apart may hold variables of the networks: those are in `theta`.
+            let own = group.params.named().into_iter().filter(|(_, t)| !group.apart || !self.theta.vars.iter().any(|(_, v)| v.data_ptr() == t.data_ptr()));
+            state.extend(prefixed(format!("group.{}.", group.name), own.collect()));
             state.extend(prefixed(format!("group.{}.optimizer.", group.name), optimizer.state()));
         }
         state.extend(prefixed("method.".into(), self.method.state()));
@@ -116,7 +169,7 @@ impl Engine {
     }
 
     /// Names the term, or the variable, that is not finite. Only here are terms read one by one.
-    fn diverged(&self, rows: &[Term], gradient: &[Tensor], clock: Clock) -> Error {
+    fn diverged(&self, rows: &[Term], gradient: &[Tensor], apart: &[Vec<Tensor>], clock: Clock) -> Error {
         let finite = |t: &Tensor| t.isfinite().all().int64_value(&[]) != 0;
         let at = |what: String| Error::Diverged { step: clock.step, what };
         if let Some(row) = rows.iter().find(|row| !finite(&row.value)) {
@@ -124,12 +177,24 @@ impl Engine {
             return at(format!("the term `{}`{of} is {}", row.name, row.value.double_value(&[])));
         }
         let names = self.theta.vars.iter().map(|(n, _)| n.clone());
-        let names = names.chain(self.groups.iter().flat_map(|(g, _)| g.params.vars.iter().map(|(n, _)| format!("{}.{n}", g.name))));
-        match names.zip(gradient).find(|(_, g)| !finite(g)) {
+        let own = |g: &Group| g.params.vars.iter().map(|(n, _)| format!("{}.{n}", g.name)).collect::<Vec<_>>();
+        let names = names.chain(self.groups.iter().filter(|(g, _)| !g.apart).flat_map(|(g, _)| own(g)));
+        let apart = self.groups.iter().zip(apart).flat_map(|((g, _), gradient)| own(g).into_iter().zip(gradient));
+        match names.zip(gradient).chain(apart).find(|(_, g)| !finite(g)) {
             Some((name, _)) => at(format!("every term is finite but the gradient of `{name}` is not")),
             None => at("terms and gradients are finite but their sums overflow".into()),
         }
     }
+}
+
+fn accumulate(sum: &mut Vec<Tensor>, part: Vec<Tensor>) {
+    *sum = if sum.is_empty() { part } else { sum.iter().zip(part).map(|(a, b)| a + b).collect() };
+}
+
+/// As torch's clip_grad_norm_: nothing is read, so nothing waits.
+fn clip_to(gradient: &mut [Tensor], norm: &Tensor, clip: f64) {
+    let factor = (clip / (norm + 1e-6)).clamp_max(1.0);
+    gradient.iter_mut().for_each(|g| drop(g.g_mul_(&factor)));
 }
 
 /// The norm of a list of tensors taken as one vector.

@@ -248,7 +248,7 @@ fn golden_divergences_of_logits() {
     let labels = Tensor::from_slice(&[0i64, 2]);
     let by_hand = |row: [f64; 3], y: usize| row.iter().map(|z| z.exp()).sum::<f64>().ln() - row[y];
     let expected = (by_hand([2.0, 0.5, -1.0], 0) + by_hand([0.1, 0.2, 0.3], 2)) / 2.0;
-    close(value(&logit::task(&[z1.copy(), z1], &labels)), 2.0 * expected, 1e-12);
+    close(value(&logit::task(&[z1.copy(), z1], &labels, 0.0)), 2.0 * expected, 1e-12);
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! The whole objective and its gradients against PyTorch, as `mcl-eval selftest` does it, and that the selftest can fail.
 
-use mcl::eval::selftest;
+use mcl::eval::{Common, selftest};
 use tch::Device;
+
+const COMMON: Common = Common { data: None, device: Device::Cpu, threads: 1, json: true, quiet: true };
 
 #[test]
 fn objective_gradients_and_hypergradient_agree_with_pytorch() {
@@ -30,19 +32,18 @@ fn a_wrong_golden_value_is_found() {
     let checks = selftest::all(Some(dir.path()), Device::Cpu).unwrap();
     let bad: Vec<(String, String)> = checks.iter().filter(|c| !c.passed()).map(|c| (c.mode.clone(), c.term.clone())).collect();
     assert_eq!(bad, [("paper".to_string(), "vcl".to_string()), ("paper".to_string(), "vcl".to_string())], "in f32 and in f64");
-    let arguments = selftest::SelftestArgs { fixtures: Some(dir.path().into()), device: "cpu".into(), json: true };
-    let error = selftest::run(&arguments).unwrap_err();
+    let arguments = selftest::SelftestArgs { fixtures: Some(dir.path().into()) };
+    let error = selftest::run(&arguments, &COMMON).unwrap_err();
     assert_eq!(error.exit_code(), 1);
 }
 
 #[test]
-fn bad_fixtures_and_devices_are_the_users_to_mend() {
+fn bad_fixtures_are_the_users_to_mend() {
     let dir = tempfile::tempdir().unwrap();
-    let run = |device: &str| selftest::run(&selftest::SelftestArgs { fixtures: Some(dir.path().into()), device: device.into(), json: false }).unwrap_err();
-    assert!(run("cpu").to_string().contains("holds no golden file"));
-    assert!(run("gpu").to_string().contains("--device gpu; accepted: cpu, cuda, cuda:N, mps"));
+    let run = || selftest::run(&selftest::SelftestArgs { fixtures: Some(dir.path().into()) }, &COMMON).unwrap_err();
+    assert!(run().to_string().contains("holds no golden file"));
     std::fs::write(dir.path().join("x.safetensors"), b"not one").unwrap();
-    let error = run("cpu");
+    let error = run();
     assert!(error.to_string().contains("is no safetensors file"), "{error}");
     assert_eq!(error.exit_code(), 2);
 }

@@ -15,7 +15,7 @@ fn engine(method: &str, options: &str) -> Engine {
     tch::set_num_threads(1);
     let archs = vec![nets::find("resnet8").unwrap(); 2];
     let labels: Vec<i64> = (0..40).map(|i| i % 4).collect();
-    let task = Task { archs: &archs, classes: 4, train_labels: &labels, batch: 8, rule: RULE, epochs: 2, device: Device::Cpu, kind: Kind::Float, seed: 7 };
+    let task = Task { archs: &archs, classes: 4, train_labels: &labels, batch: 8, rule: RULE, label_smoothing: 0.0, holdout: 0, epochs: 2, device: Device::Cpu, kind: Kind::Float, seed: 7 };
     let method = (methods::find(method).unwrap().build)(&task, options.parse().unwrap()).unwrap();
     let needs = method.needs();
     let cohort = Cohort::new(&archs, 4, needs.branches, needs.shared_stages, 1, Device::Cpu, Kind::Float, 7);

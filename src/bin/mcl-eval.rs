@@ -1,26 +1,65 @@
-//! `mcl-eval`: measures trained networks, and the build itself.
+//! `mcl-eval`: looks at what was trained. Exit codes: 0 done, 1 it failed, 2 the input is wrong.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use mcl::eval::selftest;
+use mcl::device::{self, DeviceChoice};
+use mcl::error::Result;
+use mcl::eval::{self, Common, data, doctor, selftest};
 
 #[derive(Parser)]
-#[command(version, about)]
+#[command(name = "mcl-eval", version, about = "Measure how well pre-trained networks transfer; look after data and set-up")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
+    /// Where datasets are looked for first (then $MCL_DATA, then ./data)
+    #[arg(long, global = true)]
+    data: Option<PathBuf>,
+    /// auto, cpu or cuda:N
+    #[arg(long, global = true, default_value = "auto")]
+    device: DeviceChoice,
+    /// libtorch's intra-op threads; 0 means one per core
+    #[arg(long, global = true, default_value_t = 0)]
+    threads: usize,
+    /// Print one JSON object on stdout; logs go to stderr
+    #[arg(long, global = true)]
+    json: bool,
+    /// Print results only
+    #[arg(long, global = true)]
+    quiet: bool,
 }
 
 #[derive(Subcommand)]
 enum Command {
+    /// Check libtorch, devices, datasets, disk
+    Doctor,
+    #[command(flatten)]
+    Measure(eval::Command),
     Selftest(selftest::SelftestArgs),
+    /// List, check or fetch datasets
+    #[command(subcommand)]
+    Data(data::DataCommand),
 }
 
-fn main() {
-    let result = match Cli::parse().command {
-        Command::Selftest(args) => selftest::run(&args),
-    };
-    if let Err(error) = result {
-        eprintln!("error: {error}");
-        std::process::exit(error.exit_code());
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let threads = device::set_threads(cli.threads);
+    let common = Common { data: cli.data, device: cli.device.0, threads, json: cli.json, quiet: cli.quiet };
+    match act(cli.command, &common) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("mcl-eval: {e}");
+            ExitCode::from(e.exit_code() as u8)
+        }
+    }
+}
+
+fn act(command: Command, common: &Common) -> Result<()> {
+    match command {
+        Command::Doctor => doctor::run(common),
+        Command::Measure(command) => command.run(common),
+        Command::Selftest(args) => selftest::run(&args, common),
+        Command::Data(command) => data::run(&command, common),
     }
 }

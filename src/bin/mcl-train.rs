@@ -1,1 +1,160 @@
-fn main(){}
+//! `mcl-train`: pre-trains a cohort from a recipe. Exit codes: 0 done, 1 the run failed, 2 the input is wrong, 75 stopped and saved.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use mcl::device::{self, DeviceChoice};
+use mcl::error::{Error, Result};
+use mcl::recipe::Recipe;
+use mcl::train::{self, Job, Summary};
+use mcl::{listing, methods};
+
+#[derive(Parser)]
+#[command(name = "mcl-train", version, about = "Pre-train cohorts of vision networks with layer-wise Mutual Contrastive Learning and its rivals")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Pre-train a cohort from a recipe
+    Run(RunArgs),
+    /// List what can be named in a recipe
+    List {
+        #[arg(value_enum)]
+        what: What,
+    },
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum What {
+    Archs,
+    Methods,
+    Datasets,
+    Protocols,
+}
+
+#[derive(Args)]
+struct RunArgs {
+    /// Recipe file, e.g. protocols/pretrain/quickstart.toml
+    protocol: PathBuf,
+    /// Run folder [default: runs/PROTOCOL-METHOD-DATE-TIME]
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Where datasets are looked for first (then $MCL_DATA, then ./data)
+    #[arg(long)]
+    data: Option<PathBuf>,
+    /// auto, cpu or cuda:N
+    #[arg(long, default_value = "auto")]
+    device: DeviceChoice,
+    /// libtorch's intra-op threads; 0 means one per core
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+    /// Override a recipe key, e.g. --set train.epochs=3 (may be repeated)
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    sets: Vec<String>,
+    /// Go on from the run folder's last checkpoint; start from the beginning where there is none
+    #[arg(long)]
+    resume: bool,
+    /// With --resume: the checkpoint to go on from, e.g. step-390
+    #[arg(long, requires = "resume", value_name = "CHECKPOINT")]
+    from: Option<String>,
+    /// Weights every network starts from (safetensors, .pt or .pth)
+    #[arg(long, value_name = "WEIGHTS")]
+    init: Option<PathBuf>,
+    /// Print nothing but errors and the final table
+    #[arg(long)]
+    quiet: bool,
+}
+
+fn main() -> ExitCode {
+    match act(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("mcl-train: {e}");
+            ExitCode::from(e.exit_code() as u8)
+        }
+    }
+}
+
+fn act(cli: Cli) -> Result<()> {
+    match cli.command {
+        Command::Run(args) => run(args),
+        Command::List { what } => {
+            print!(
+                "{}",
+                match what {
+                    What::Archs => listing::archs(),
+                    What::Methods => listing::methods(),
+                    What::Datasets => listing::datasets(),
+                    What::Protocols => listing::protocols()?,
+                }
+            );
+            Ok(())
+        }
+    }
+}
+
+fn run(args: RunArgs) -> Result<()> {
+    let names: Vec<&str> = methods::METHODS.iter().map(|m| m.name).collect();
+    let recipe = Recipe::read(&args.protocol, &args.sets, &names)?;
+    let out = args.out.unwrap_or_else(|| {
+        let stem = args.protocol.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let stamp = chrono::Local::now().format("%Y%m%d-%H%M%S");
+        PathBuf::from("runs").join(format!("{stem}-{}-{stamp}", recipe.method_name()))
+    });
+    let stop = Arc::new(AtomicBool::new(false));
+    watch_signals(&stop)?;
+    let threads = device::set_threads(args.threads);
+    let job = Job {
+        recipe,
+        out,
+        data: args.data,
+        device: args.device.0,
+        threads,
+        resume: args.resume,
+        from: args.from,
+        init: args.init,
+        quiet: args.quiet,
+        stop: &stop,
+    };
+    print_summary(&train::run(job)?);
+    Ok(())
+}
+
+/// Ctrl-C, SIGTERM and SIGUSR1 (Slurm's warning) ask for a stop at the next step; a second Ctrl-C ends at once with 130.
+fn watch_signals(stop: &Arc<AtomicBool>) -> Result<()> {
+    use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+    let failed = |e: std::io::Error| Error::failed(format!("cannot watch for signals: {e}"));
+    signal_hook::flag::register_conditional_shutdown(SIGINT, 130, stop.clone()).map_err(failed)?;
+    for signal in [SIGINT, SIGTERM, SIGUSR1] {
+        signal_hook::flag::register(signal, stop.clone()).map_err(failed)?;
+    }
+    Ok(())
+}
+
+fn print_summary(summary: &Summary) {
+    println!();
+    println!("Test top-1 (%)            last epoch   best by held-out part   best test epoch (the paper's way)");
+    for (m, net) in summary.networks.iter().enumerate() {
+        let held = net.by_holdout.map_or("-".to_string(), |(top1, epoch)| format!("{top1:.2} (epoch {epoch})"));
+        println!("{:<24} {:>11.2} {:>23} {:>24}", format!("network {m} {}", net.arch), net.last, held, format!("{:.2} (epoch {})", net.best_test.0, net.best_test.1));
+    }
+    println!("{:<24} {:>11.2}", "ensemble", summary.ensemble_top1);
+    match summary.best {
+        Some(best) => println!("The held-out part chose network {} at epoch {} ({:.2} % there): networks/best.safetensors", best.peer, best.epoch, best.holdout_top1),
+        None => println!("No held-out part (data.holdout = 0): the last epoch ships, no choice was made."),
+    }
+    println!("{} epochs, {} steps, {}", summary.epochs, summary.steps, train::clock_time(summary.seconds));
+    println!();
+    let out = summary.out.display();
+    println!("Run folder   {out}");
+    println!("Networks     {}", summary.shipped.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join("  "));
+    println!("Next         mcl-eval linear-probe --run {out} --dataset synthetic");
+    println!("             mcl-eval report --run {out}");
+    println!("             mcl-eval doctor");
+}

@@ -1,11 +1,149 @@
 //! Datasets: where pixels and labels come from, and the batches made of them.
 
-use std::path::PathBuf;
+pub mod augment;
+pub mod check;
+mod cifar;
+mod class_folders;
+pub mod fetch;
+mod image_folder;
+mod imagenet;
+mod loader;
+mod picture;
+pub mod rand_augment;
+pub mod sampler;
+mod stl10;
+mod synthetic;
+mod tiny_imagenet;
+
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
+use crate::error::{Error, Result};
+use crate::registry;
+
+pub use augment::{Mix, Transform};
+pub use fetch::Archive;
+pub use loader::Loader;
+pub use picture::{Picture, Rect};
+pub use rand_augment::RandAugment;
+
+/// All a dataset file exports.
+pub struct DatasetSpec {
+    pub name: &'static str,
+    pub about: &'static str,
+    pub open: fn(&Request) -> Result<Dataset>,
+    /// What `data check` can compare it with; returns what to say.
+    pub compare: Option<fn(&Dataset) -> Result<Vec<String>>>,
+    /// How it may lie on disk: (its folder, a file or folder in it), the preferred layout first.
+    pub layouts: &'static [(&'static str, &'static str)],
+    /// What `data fetch` can bring, the preferred one first.
+    pub archives: &'static [Archive],
+    /// Images of the official set, for training and testing.
+    pub images: Option<(usize, usize)>,
+    /// Published checksums of files in its folder.
+    pub md5s: &'static [(&'static str, &'static str)],
+}
+
+/// Every dataset by its name in recipes and on the command line.
+pub const DATASETS: &[DatasetSpec] =
+    &[cifar::CIFAR10, cifar::CIFAR100, stl10::SPEC, tiny_imagenet::SPEC, imagenet::SPEC, image_folder::SPEC, synthetic::SPEC];
+
+pub fn find(name: &str) -> Result<&'static DatasetSpec> {
+    registry::find("dataset", name, DATASETS, |spec| spec.name)
+}
+
+/// Opens a dataset from under `data` (the `--data` folder), `MCL_DATA` or `./data`, whichever holds it first.
+pub fn open(name: &str, data: Option<&Path>, options: &Options) -> Result<Dataset> {
+    let spec = find(name)?;
+    (spec.open)(&Request { spec, roots: roots(data), options })
+}
+
+/// What may be asked of a dataset beyond its name; each set reads what concerns it.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// Which of its two tasks `synthetic` draws; the other sets have one.
+    pub task: Task,
+    /// Side of the images drawn by `synthetic` (32) or cropped from those of `imagenet` and `image_folder` (224).
+    pub size: Option<usize>,
+    /// Training images a class of `synthetic`; it draws a quarter as many for its test split.
+    pub per_class: Option<usize>,
+    /// Draws `synthetic`, and the split of an `image_folder` that has none.
+    pub seed: u64,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { task: Task::Source, size: None, per_class: None, seed: 0 }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Task {
+    /// What networks are pre-trained on.
+    Source,
+    /// Other classes, for measuring transfer.
+    Transfer,
+}
+
+/// What a dataset is opened from.
+pub struct Request<'a> {
+    pub spec: &'static DatasetSpec,
+    /// Where data are looked for, best first, and what named the place.
+    pub roots: Vec<(PathBuf, &'static str)>,
+    pub options: &'a Options,
+}
+
+/// The places data are looked for: `--data`, `MCL_DATA`, `./data`.
+pub fn roots(data: Option<&Path>) -> Vec<(PathBuf, &'static str)> {
+    let from_env = std::env::var_os("MCL_DATA").filter(|dir| !dir.is_empty()).map(|dir| (PathBuf::from(dir), "MCL_DATA"));
+    data.map(|dir| (dir.to_path_buf(), "--data")).into_iter().chain(from_env).chain([(PathBuf::from("data"), "./data")]).collect()
+}
+
+impl Request<'_> {
+    /// The first folder that holds one of the set's layouts, and which. A root may also be the folder itself.
+    pub fn locate(&self) -> Option<(PathBuf, usize)> {
+        for (root, _) in &self.roots {
+            for (i, (folder, file)) in self.spec.layouts.iter().enumerate() {
+                for dir in [root.join(folder), root.clone()] {
+                    if dir.join(file).exists() {
+                        return Some((dir, i));
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// `locate`, or the error that says where was looked and what brings the set.
+    pub fn home(&self) -> Result<(PathBuf, usize)> {
+        self.locate().ok_or_else(|| {
+            let name = self.spec.name;
+            let wanted: Vec<String> = self.spec.layouts.iter().map(|(folder, file)| format!("{folder}/{file}")).collect();
+            let bring = if self.spec.archives.is_empty() {
+                "it cannot be fetched: point --data or MCL_DATA to it".to_string()
+            } else {
+                format!("`mcl-eval data fetch {name}` brings it, or point --data or MCL_DATA to it")
+            };
+            Error::input(format!("dataset {name}: no {} in {}; {bring}", wanted.join(" or "), self.places()))
+        })
+    }
+
+    /// Where was looked, for messages.
+    pub fn places(&self) -> String {
+        let places: Vec<String> = self.roots.iter().map(|(root, from)| format!("{} ({from})", root.display())).collect();
+        places.join(", ")
+    }
+}
+
 /// A dataset as read from disk (or drawn, for `synthetic`).
+#[derive(Clone)]
 pub struct Dataset {
     pub name: &'static str,
     pub train: Split,
@@ -15,8 +153,37 @@ pub struct Dataset {
     /// Channel statistics its networks are trained with.
     pub mean: [f64; 3],
     pub std: [f64; 3],
-    /// Side of its square images, or what ImageNet-like sets are cropped to.
-    pub image_size: i64,
+    /// Side of its square images, or what images of many sizes are cropped to.
+    pub image_size: usize,
+    /// Whether all images are `image_size` square; otherwise they are cropped as ImageNet's are.
+    pub one_size: bool,
+    /// Where it was read from; none for `synthetic`.
+    pub home: Option<PathBuf>,
+}
+
+impl Dataset {
+    /// Augmentation of its training images.
+    pub fn train_transform(&self) -> Transform {
+        if self.one_size {
+            Transform::pad_crop(self.image_size, self.mean, self.std)
+        } else {
+            Transform::random_resized(self.image_size, self.mean, self.std)
+        }
+    }
+
+    /// What its images get when networks are tested.
+    pub fn test_transform(&self) -> Transform {
+        if self.one_size {
+            Transform::plain(self.image_size, self.mean, self.std)
+        } else {
+            Transform::centre(self.image_size, self.mean, self.std)
+        }
+    }
+
+    /// All images resized to `side` x `side` once, in memory: how larger images meet networks trained on small ones.
+    pub fn resized(&self, side: usize) -> Result<Dataset> {
+        Ok(Dataset { train: self.train.resized(side)?, test: self.test.resized(side)?, image_size: side, one_size: true, ..self.clone() })
+    }
 }
 
 /// Images and labels; cloning is cheap. `rows[i]` is the place in `pixels` of image i, so a subset shares the pixels.
@@ -42,14 +209,111 @@ pub struct Raw {
     pub data: Vec<u8>,
 }
 
+impl Split {
+    /// All of `pixels`, with a label each.
+    pub fn new(pixels: Pixels, labels: Vec<i64>) -> Split {
+        assert_eq!(pixels.len(), labels.len(), "as many labels as images");
+        Split { pixels, rows: Arc::new((0..labels.len() as u32).collect()), labels: Arc::new(labels) }
+    }
+
+    pub fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.labels.is_empty()
+    }
+
+    /// The images at these places of this split, sharing its pixels.
+    pub fn subset(&self, indices: &[usize]) -> Split {
+        Split {
+            pixels: self.pixels.clone(),
+            rows: Arc::new(indices.iter().map(|&i| self.rows[i]).collect()),
+            labels: Arc::new(indices.iter().map(|&i| self.labels[i]).collect()),
+        }
+    }
+
+    /// Image i as it was stored.
+    pub fn image(&self, i: usize) -> Result<Picture<'_>> {
+        match &self.pixels {
+            Pixels::Memory(raw) => Ok(raw.image(self.rows[i] as usize)),
+            Pixels::Files(paths) => Picture::open(&paths[self.rows[i] as usize]),
+        }
+    }
+
+    /// The file of image i, where images are files.
+    pub fn path(&self, i: usize) -> Option<&Path> {
+        match &self.pixels {
+            Pixels::Memory(_) => None,
+            Pixels::Files(paths) => Some(&paths[self.rows[i] as usize]),
+        }
+    }
+
+    /// The same images stretched to `side` x `side`, in memory.
+    pub fn resized(&self, side: usize) -> Result<Split> {
+        if matches!(&self.pixels, Pixels::Memory(raw) if raw.height == side && raw.width == side) {
+            return Ok(self.clone());
+        }
+        let mut data = vec![0; self.len() * side * side * 3];
+        data.par_chunks_mut(side * side * 3).enumerate().try_for_each(|(i, out)| {
+            out.copy_from_slice(&self.image(i)?.resize(side, side).data);
+            Ok::<(), Error>(())
+        })?;
+        Ok(Split::new(Pixels::Memory(Arc::new(Raw { height: side, width: side, data })), self.labels.to_vec()))
+    }
+
+    /// Images of each class.
+    pub fn counts(&self, classes: usize) -> Vec<usize> {
+        let mut counts = vec![0; classes];
+        for &label in self.labels.iter() {
+            counts[label as usize] += 1;
+        }
+        counts
+    }
+}
+
+impl Pixels {
+    /// How many images there are.
+    pub fn len(&self) -> usize {
+        match self {
+            Pixels::Memory(raw) => raw.data.len() / (raw.height * raw.width * 3),
+            Pixels::Files(paths) => paths.len(),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Raw {
+    pub fn image(&self, row: usize) -> Picture<'_> {
+        let size = self.height * self.width * 3;
+        Picture { height: self.height, width: self.width, data: Cow::Borrowed(&self.data[row * size..(row + 1) * size]) }
+    }
+}
+
 /// `views` has one entry shared by all peers, or one per peer (KDCL, PCL); f32 [B, 3, H, W] in channels_last, normalised.
 /// `index` is the place in the training split (after `fraction` and `holdout`): memory banks key on it.
+#[derive(Debug)]
 pub struct Batch {
     pub views: Vec<Tensor>,
     pub labels: Tensor,
     pub index: Tensor,
     /// Seeds what networks draw in training (drop-path): see `nets::layers::Pass`.
     pub noise: u64,
+}
+
+impl Batch {
+    /// The batch where the networks are.
+    pub fn to_device(&self, device: tch::Device) -> Batch {
+        Batch {
+            views: self.views.iter().map(|v| v.to_device(device)).collect(),
+            labels: self.labels.to_device(device),
+            index: self.index.to_device(device),
+            noise: self.noise,
+        }
+    }
 }
 
 /// How an epoch's batches are drawn.

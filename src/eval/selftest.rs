@@ -9,6 +9,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde::Serialize;
 use tch::{Device, Kind, Tensor};
 
+use super::Common;
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::losses::contrast::{self, Contrast, Mimicry, Pairs, Parts, Recall, Targets};
@@ -39,12 +40,6 @@ pub struct SelftestArgs {
     /// Folder of golden files (*.safetensors) instead of the built-in ones
     #[arg(long, value_name = "DIR")]
     pub fixtures: Option<PathBuf>,
-    /// cpu, cuda, cuda:N or mps
-    #[arg(long, default_value = "cpu")]
-    pub device: String,
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// One comparison: the largest difference over the largest expected value.
@@ -65,12 +60,12 @@ impl Check {
 }
 
 /// Prints the largest error by term; fails when one is above its tolerance.
-pub fn run(args: &SelftestArgs) -> Result<()> {
-    let device = device(&args.device)?;
-    let checks = all(args.fixtures.as_deref(), device)?;
+pub fn run(args: &SelftestArgs, common: &Common) -> Result<()> {
+    let device = format!("{:?}", common.device);
+    let checks = all(args.fixtures.as_deref(), common.device)?;
     let bad: Vec<&Check> = checks.iter().filter(|c| !c.passed()).collect();
-    if args.json {
-        println!("{}", serde_json::json!({ "device": args.device, "passed": bad.is_empty(), "checks": checks }));
+    if common.json {
+        println!("{}", serde_json::json!({ "device": device, "passed": bad.is_empty(), "checks": checks }));
     } else {
         // One row a term: the largest error over all files, by mode and precision.
         let mut rows: BTreeMap<&str, BTreeMap<String, f64>> = BTreeMap::new();
@@ -91,30 +86,13 @@ pub fn run(args: &SelftestArgs) -> Result<()> {
             "{} of {} checks are above their tolerance on {}, first: {} of {} ({}, {}) is off by {:.1e}; this build or device does not compute the objective right",
             bad.len(),
             checks.len(),
-            args.device,
+            device,
             worst.term,
             worst.source,
             worst.mode,
             worst.precision,
             worst.error
         ))),
-    }
-}
-
-fn device(name: &str) -> Result<Device> {
-    let known = match name {
-        "cpu" => Some(Device::Cpu),
-        "cuda" => Some(Device::Cuda(0)),
-        "mps" => Some(Device::Mps),
-        other => other.strip_prefix("cuda:").and_then(|n| n.parse().ok()).map(Device::Cuda),
-    };
-    match known {
-        None => Err(Error::input(format!("--device {name}; accepted: cpu, cuda, cuda:N, mps"))),
-        Some(Device::Cuda(n)) if tch::Cuda::device_count() <= n as i64 => {
-            Err(Error::input(format!("--device {name}: {} CUDA devices are visible to this build; accepted here: cpu", tch::Cuda::device_count())))
-        }
-        Some(Device::Mps) if !tch::utils::has_mps() => Err(Error::input("--device mps: this build has no MPS; accepted here: cpu")),
-        Some(device) => Ok(device),
     }
 }
 
@@ -379,7 +357,7 @@ impl Smooth {
     fn objective(&mut self, k: usize, how: Held) -> Tensor {
         let (embeds, logits) = self.forward();
         if k >= 2 {
-            return logit::task(&logits, &self.labels);
+            return logit::task(&logits, &self.labels, 0.0);
         }
         let lambda = self.meta.lambda(&embeds, &self.pairs);
         let contrast = Contrast::in_batch(&self.labels, 0.5, Kind::Double);

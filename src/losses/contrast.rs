@@ -353,3 +353,33 @@ pub fn l_mcl_memory(
     let parts = Parts { vcl: sum(vcl), icl: sum(icl), soft_vcl: sum(soft_vcl), soft_icl: sum(soft_icl) };
     (parts, MemoryTargets(scored.into_iter().map(|bank| bank.into_iter().map(|s| s.target).collect()).collect()))
 }
+
+/// L^MCL, Eq. 10, of M networks' last embeddings with contrast samples from memory banks, every vanilla term with the network's own
+/// bank (as MCL's released code too). `embeds` [M, B, d]; `banks` M x [B, K', d], columns as `recall` says. Means over anchors.
+pub fn mcl_memory(embeds: &Tensor, banks: &[Tensor], tau: f64, mimicry: Mimicry, recall: Recall) -> Parts {
+    let embeds = embeds.unbind(0);
+    let t2 = mimicry.temperature.powi(2);
+    let (positives, skip) = match recall {
+        Recall::Paper => (1, 0),
+        Recall::Released => (2, 1),
+    };
+    let score = |a: usize, b: usize| banks[b].matmul(&embeds[a].unsqueeze(-1)).squeeze_dim(-1) / tau; // [B, K']: anchor of a, bank of b
+    let judged = |scores: &Tensor, positives: i64| {
+        let contrast = Contrast::in_memory(scores, positives, tau);
+        let log_sum = contrast.log_sum(scores);
+        (contrast.hard(scores, &log_sum).mean(None), contrast.soft(scores, &log_sum, mimicry))
+    };
+    let count = embeds.len();
+    let own: Vec<(Tensor, Soft)> = (0..count).map(|m| { let scores = score(m, m); judged(&scores.slice(1, skip, scores.size()[1], 1), 1) }).collect();
+    let others = |a: usize| (0..count).filter(move |&b| b != a);
+    let cross: Vec<Vec<Option<(Tensor, Soft)>>> = (0..count).map(|a| (0..count).map(|b| (a != b).then(|| judged(&score(a, b), positives))).collect()).collect();
+    let at = |a: usize, b: usize| cross[a][b].as_ref().expect("two different networks");
+    let pairs = || (0..count).flat_map(|a| others(a).map(move |b| (a, b)));
+    let sum = |rows: Vec<Tensor>| Tensor::stack(&rows, 0).sum(None);
+    Parts {
+        vcl: sum(own.iter().map(|(hard, _)| hard.shallow_clone()).collect()),
+        icl: sum(pairs().map(|(a, b)| at(a, b).0.shallow_clone()).collect()),
+        soft_vcl: sum(pairs().map(|(a, b)| own[a].1.kl(&own[b].1.target()).mean(None) * t2).collect()),
+        soft_icl: sum(pairs().map(|(a, b)| at(a, b).1.kl(&at(b, a).1.target()).mean(None) * t2).collect()),
+    }
+}

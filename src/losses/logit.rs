@@ -7,9 +7,14 @@ pub fn ce(logits: &Tensor, targets: &Tensor) -> Tensor {
     logits.cross_entropy_loss::<Tensor>(targets, None, Reduction::Mean, -100, 0.0)
 }
 
-/// L^task of one network, Eq. 14: the cross-entropies of all its classifiers, branches included. Each [B, C].
-pub fn task(logits: &[Tensor], targets: &Tensor) -> Tensor {
-    let mut rows = logits.iter().map(|z| ce(z, targets));
+/// The same with the labels smoothed: 1 - s on the class, s spread over all.
+pub fn smooth_ce(logits: &Tensor, targets: &Tensor, smoothing: f64) -> Tensor {
+    logits.cross_entropy_loss::<Tensor>(targets, None, Reduction::Mean, -100, smoothing)
+}
+
+/// L^task of one network, Eq. 14: the cross-entropies of all its classifiers, branches included, with smoothed labels. Each [B, C].
+pub fn task(logits: &[Tensor], targets: &Tensor, smoothing: f64) -> Tensor {
+    let mut rows = logits.iter().map(|z| smooth_ce(z, targets, smoothing));
     let first = rows.next().expect("a network has a classifier");
     rows.fold(first, |sum, row| sum + row)
 }
@@ -30,4 +35,18 @@ pub fn kl(teacher: &Tensor, student: &Tensor, temperature: f64) -> Tensor {
     let q = (student / temperature).log_softmax(-1, None);
     let rows = (p.exp() * (p - q)).sum_dim_intlist(-1i64, false, None); // [B]
     rows.mean(None) * temperature.powi(2)
+}
+
+/// The same with gradients through the teacher too, for teachers that are trained by it. Both [B, C].
+pub fn kl_through(teacher: &Tensor, student: &Tensor, temperature: f64) -> Tensor {
+    let p = (teacher / temperature).log_softmax(-1, None);
+    let q = (student / temperature).log_softmax(-1, None);
+    (p.exp() * (&p - q)).sum_dim_intlist(-1i64, false, None).mean(None) * temperature.powi(2)
+}
+
+/// What network m learns from its peers: the mean over the others n of KL(sg[z_n] -> z_m). M x [B, C].
+pub fn mutual(logits: &[&Tensor], m: usize, temperature: f64) -> Tensor {
+    let others = logits.iter().enumerate().filter(|(n, _)| *n != m);
+    let sum = others.map(|(_, z)| kl(z, logits[m], temperature)).reduce(|sum, row| sum + row).expect("a peer to learn from");
+    sum / (logits.len() - 1) as f64
 }

@@ -9,6 +9,8 @@ pub struct Term {
     pub peer: Option<usize>,
     pub weight: f64,
     pub value: Tensor,
+    /// The group this row trains and nothing else does; None trains the networks and all groups that are not apart.
+    pub apart: Option<&'static str>,
 }
 
 /// All rows of a step; rows of one name add up in the log.
@@ -21,11 +23,16 @@ pub struct Terms {
 
 impl Terms {
     pub fn add(&mut self, name: &'static str, weight: f64, value: Tensor) {
-        self.rows.push(Term { name, peer: None, weight, value });
+        self.rows.push(Term { name, peer: None, weight, value, apart: None });
     }
 
     pub fn add_for(&mut self, peer: usize, name: &'static str, weight: f64, value: Tensor) {
-        self.rows.push(Term { name, peer: Some(peer), weight, value });
+        self.rows.push(Term { name, peer: Some(peer), weight, value, apart: None });
+    }
+
+    /// A row of network `peer` whose gradient goes to the group called `group` alone, from a backward pass of its own.
+    pub fn add_apart(&mut self, group: &'static str, peer: usize, name: &'static str, weight: f64, value: Tensor) {
+        self.rows.push(Term { name, peer: Some(peer), weight, value, apart: Some(group) });
     }
 
     pub fn note(&mut self, name: impl Into<String>, value: &Tensor) {
@@ -34,8 +41,16 @@ impl Terms {
 
     /// The sum of weight x value: what is minimised.
     pub fn total(&self) -> Tensor {
-        let mut rows = self.rows.iter().map(|row| if row.weight == 1.0 { row.value.shallow_clone() } else { &row.value * row.weight });
-        let first = rows.next().expect("a method has at least one term");
-        rows.fold(first, |sum, row| sum + row)
+        self.sum(None).expect("a method has at least one term")
+    }
+
+    /// The same over the rows of one group that is stepped apart.
+    pub fn total_apart(&self, group: &str) -> Option<Tensor> {
+        self.sum(Some(group))
+    }
+
+    fn sum(&self, apart: Option<&str>) -> Option<Tensor> {
+        let rows = self.rows.iter().filter(|row| row.apart == apart);
+        rows.map(|row| if row.weight == 1.0 { row.value.shallow_clone() } else { &row.value * row.weight }).reduce(|sum, row| sum + row)
     }
 }

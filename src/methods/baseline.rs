@@ -1,21 +1,27 @@
 //! Independent training: every network learns from the labels alone.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use tch::Tensor;
 
-use super::{Clock, Method, MethodSpec, Needs, Task};
+use super::{Clock, Method, MethodSpec, Needs, Task, read_options, resolved, task_rows};
 use crate::data::Batch;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::losses::terms::Terms;
 use crate::nets::Outputs;
 
-pub const SPEC: MethodSpec = MethodSpec { name: "baseline", about: "independent training with cross-entropy", needs: "independent networks, M >= 1", build };
+pub const SPEC: MethodSpec = MethodSpec { name: "baseline", about: "independent training with cross-entropy", needs: "independent networks, M >= 1; ships all", build };
 
-#[derive(Deserialize, Default)]
+#[derive(Serialize, Deserialize, Default)]
 #[serde(default, deny_unknown_fields)]
-struct Baseline {}
+struct Options {}
 
-fn build(_: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
-    Ok(Box::new(options.try_into::<Baseline>().map_err(Error::options("method"))?))
+struct Baseline {
+    options: Options,
+    smoothing: f64,
+}
+
+fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
+    Ok(Box::new(Baseline { options: read_options(options, &[])?, smoothing: task.label_smoothing }))
 }
 
 impl Method for Baseline {
@@ -23,11 +29,21 @@ impl Method for Baseline {
         Needs::default()
     }
 
-    fn losses(&self, outs: &[Outputs], batch: &Batch, _: Clock) -> Result<Terms> {
+    fn options(&self) -> toml::Table {
+        resolved(&self.options)
+    }
+
+    fn losses(&self, outs: &[Outputs], batch: &Batch, clock: Clock) -> Result<Terms> {
+        self.mixed_losses(outs, outs, &batch.labels, batch, clock)
+    }
+
+    fn mixes(&self) -> bool {
+        true
+    }
+
+    fn mixed_losses(&self, _: &[Outputs], mixed: &[Outputs], targets: &Tensor, _: &Batch, _: Clock) -> Result<Terms> {
         let mut terms = Terms::default();
-        for (m, own) in outs.iter().enumerate() {
-            terms.add_for(m, "task", 1.0, own.logit().cross_entropy_for_logits(&batch.labels));
-        }
+        task_rows(&mut terms, mixed, targets, self.smoothing);
         Ok(terms)
     }
 }

@@ -10,7 +10,8 @@ use super::parts::gate::Gate;
 use super::parts::memory_bank::{Draw, Ground, MemoryBank};
 use super::parts::meta_network::MetaNetwork;
 use super::parts::projector::{Norm, Projector};
-use super::{Clock, Group, Method, MethodSpec, Needs, Stepped, Task};
+use super::{Clock, Group, Method, MethodSpec, Needs, Stepped, Task, paired_classes};
+use crate::cohort::Cohort;
 use crate::data::{Batch, Sampling};
 use crate::error::{Error, Result};
 use crate::losses::contrast::{self, Contrast, MemoryTargets, Mimicry, Pairs, Parts, Recall, Targets};
@@ -66,7 +67,7 @@ pub enum Mining {
 }
 
 /// Factors on the terms (the ablations of section 5.5): a number, or true/false for 1/0. alpha and beta come on top.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TermWeights {
     #[serde(deserialize_with = "weight")]
@@ -108,7 +109,7 @@ fn weight<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<f64, D::Err
 }
 
 /// The `[method]` table. What is not given follows `mode` and `preset`.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
     pub mode: Mode,
@@ -249,6 +250,8 @@ pub struct LMcl {
     bank: Option<MemoryBank>,
     drawn: Option<Draw>,
     rule: Rule,
+    /// Label smoothing of the task terms.
+    smoothing: f64,
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
@@ -263,7 +266,7 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
         kind: task.kind,
         seed: task.seed,
     };
-    Ok(Box::new(LMcl::new(options, &setting)?))
+    Ok(Box::new(LMcl { smoothing: task.label_smoothing, ..LMcl::new(options, &setting)? }))
 }
 
 /// The soft targets of one evaluation.
@@ -330,7 +333,7 @@ impl LMcl {
         };
         let bank = match options.mining() {
             Mining::Batch => {
-                refuse_single(setting.train_labels)?;
+                paired_classes(setting.train_labels)?;
                 None
             }
             Mining::Memory => Some(MemoryBank::index(ground(recall(options.mode)))?),
@@ -349,6 +352,7 @@ impl LMcl {
             bank,
             drawn: None,
             rule: setting.rule,
+            smoothing: 0.0,
             options,
         })
     }
@@ -483,19 +487,25 @@ impl LMcl {
         Ok(())
     }
 
-    /// d pi of Eq. 16 at the present weights. In paper mode nothing moves but for the length of the call.
-    pub fn meta_gradient(&mut self, cohort: &mut crate::cohort::Cohort, theta: &Params, batch: &Batch, clock: Clock, hvp: Hvp) -> Result<Vec<Tensor>> {
-        let reference = self.options.mode == Mode::Reference;
+    /// Momentum and weight decay of the inner steps.
+    fn inner(&self) -> (f64, f64) {
         let (momentum, weight_decay) = match self.rule {
-            Rule::Sgd { weight_decay, .. } if reference => (0.9, weight_decay),
+            Rule::Sgd { weight_decay, .. } if self.options.mode == Mode::Reference => (0.9, weight_decay),
             _ => (0.0, 0.0),
         };
+        (self.options.inner_momentum.unwrap_or(momentum), self.options.inner_weight_decay.unwrap_or(weight_decay))
+    }
+
+    /// d pi of Eq. 16 at the present weights. In paper mode nothing moves but for the length of the call.
+    pub fn meta_gradient(&mut self, cohort: &mut Cohort, theta: &Params, batch: &Batch, clock: Clock, hvp: Hvp) -> Result<Vec<Tensor>> {
+        let reference = self.options.mode == Mode::Reference;
+        let (momentum, weight_decay) = self.inner();
         let inner = self.options.meta_steps;
         let unroll = Unroll {
             steps: inner + 1,
             lr: clock.lr,
-            momentum: self.options.inner_momentum.unwrap_or(momentum),
-            weight_decay: self.options.inner_weight_decay.unwrap_or(weight_decay),
+            momentum,
+            weight_decay,
             hvp,
             adjoint: if reference { Adjoint::Released } else { Adjoint::Exact },
             leave: if reference { Leave::OneUpdate } else { Leave::Nothing },
@@ -515,7 +525,7 @@ impl LMcl {
             let twice = planar.as_ref().filter(|_| how == Held::Remembered);
             let outs = cohort.forward(twice.unwrap_or(batch), NetMode::Train);
             if k >= inner {
-                let rows: Vec<Tensor> = outs.iter().map(|own| logit::task(&own.logits, &batch.labels)).collect();
+                let rows: Vec<Tensor> = outs.iter().map(|own| logit::task(&own.logits, &batch.labels, self.smoothing)).collect();
                 return Ok(Tensor::stack(&rows, 0).sum(None));
             }
             let embeds = self.embed(&outs);
@@ -555,21 +565,24 @@ fn recall(mode: Mode) -> Recall {
     if mode == Mode::Paper { Recall::Paper } else { Recall::Released }
 }
 
-/// Batch mining draws two images of a class.
-fn refuse_single(labels: &[i64]) -> Result<()> {
-    let classes = labels.iter().max().map_or(0, |&c| c as usize + 1);
-    let mut counts = vec![0usize; classes];
-    labels.iter().for_each(|&c| counts[c as usize] += 1);
-    match counts.iter().position(|&n| n == 1) {
-        Some(class) => Err(Error::input(format!("class {class} has one training image: an anchor needs a positive, so two of each class"))),
-        None => Ok(()),
-    }
-}
-
 impl Method for LMcl {
     fn needs(&self) -> Needs {
         let sampling = if self.options.mining() == Mining::Batch { Sampling::ClassPairs } else { Sampling::Shuffled };
         Needs { sampling, branches: true, ..Needs::default() }
+    }
+
+    fn options(&self) -> toml::Table {
+        let (inner_momentum, inner_weight_decay) = self.inner();
+        let resolved = Options {
+            alpha: Some(self.options.alpha()),
+            tau: Some(self.options.tau()),
+            mining: Some(self.options.mining()),
+            meta_every: Some(self.options.meta_every()),
+            inner_momentum: Some(inner_momentum),
+            inner_weight_decay: Some(inner_weight_decay),
+            ..self.options.clone()
+        };
+        toml::Table::try_from(resolved).expect("plain options serialise")
     }
 
     fn prepare(&mut self, batch: &Batch, clock: Clock) -> Result<()> {
@@ -585,17 +598,25 @@ impl Method for LMcl {
         Ok(())
     }
 
-    fn losses(&self, outs: &[Outputs], batch: &Batch, _: Clock) -> Result<Terms> {
+    fn losses(&self, outs: &[Outputs], batch: &Batch, clock: Clock) -> Result<Terms> {
+        self.mixed_losses(outs, outs, &batch.labels, batch, clock)
+    }
+
+    fn mixes(&self) -> bool {
+        true
+    }
+
+    fn mixed_losses(&self, outs: &[Outputs], mixed: &[Outputs], targets: &Tensor, batch: &Batch, _: Clock) -> Result<Terms> {
         let (mut terms, weights) = (Terms::default(), &self.options.terms);
-        for (m, own) in outs.iter().enumerate().filter(|_| weights.task > 0.0) {
-            terms.add_for(m, "task", weights.task, logit::task(&own.logits, &batch.labels));
+        for (m, own) in mixed.iter().enumerate().filter(|_| weights.task > 0.0) {
+            terms.add_for(m, "task", weights.task, logit::task(&own.logits, targets, self.smoothing));
         }
         if weights.ens > 0.0 || (weights.task_gate > 0.0 && !self.gates.is_empty()) {
-            let ensembles = self.ensembles(outs, &mut terms);
+            let ensembles = self.ensembles(mixed, &mut terms);
             for (m, ensemble) in ensembles.iter().enumerate().filter(|_| weights.task_gate > 0.0 && !self.gates.is_empty()) {
-                terms.add_for(m, "task_gate", weights.task_gate, logit::ce(ensemble, &batch.labels));
+                terms.add_for(m, "task_gate", weights.task_gate, logit::smooth_ce(ensemble, targets, self.smoothing));
             }
-            for (a, own) in outs.iter().enumerate().filter(|_| weights.ens > 0.0) {
+            for (a, own) in mixed.iter().enumerate().filter(|_| weights.ens > 0.0) {
                 // Eq. 21 has the other networks for teachers; the released loop lets b = a in.
                 let teachers = ensembles.iter().enumerate().filter(|(b, _)| *b != a || self.options.mode == Mode::Reference);
                 let rows: Vec<Tensor> = teachers.map(|(_, teacher)| logit::kl(teacher, own.logit(), self.options.temperature)).collect();
@@ -616,13 +637,13 @@ impl Method for LMcl {
         Ok(terms)
     }
 
-    fn groups(&self) -> Vec<Group> {
+    fn groups(&self, _: &Cohort) -> Vec<Group> {
         let mut groups = vec![];
         if self.contrastive() {
-            groups.push(Group { name: "heads", params: self.head_params.shallow_clone(), rule: self.rule });
+            groups.push(Group::new("heads", self.head_params.shallow_clone(), self.rule));
         }
         if !self.gates.is_empty() {
-            groups.push(Group { name: "gates", params: self.gate_params.shallow_clone(), rule: self.rule });
+            groups.push(Group::new("gates", self.gate_params.shallow_clone(), self.rule));
         }
         groups
     }

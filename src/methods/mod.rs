@@ -1,22 +1,36 @@
 //! Methods: what a cohort minimises. One file a method, one entry in `METHODS`.
 
+pub mod afd;
 pub mod baseline;
+pub mod ckd_mkt;
+pub mod dml;
+pub mod ffsd;
+pub mod kdcl;
 pub mod l_mcl;
+pub mod mcl;
+pub mod okddip;
+pub mod one;
 pub mod parts;
+pub mod pcl;
 
-use tch::{Device, Kind};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tch::{Device, Kind, Tensor};
 
-use crate::cohort::Cohort;
+use crate::cohort::{Cohort, Peer};
 use crate::data::{Batch, Sampling};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::losses::logit;
 use crate::losses::terms::Terms;
-use crate::nets::{Arch, Outputs};
-use crate::optim::Rule;
+use crate::nets::layers::Pass;
+use crate::nets::{Arch, Network, Outputs};
+use crate::optim::{Rule, Schedule};
 use crate::params::{Named, Params};
 use crate::registry;
 
 /// Every method, in the order they are listed.
-pub const METHODS: &[MethodSpec] = &[baseline::SPEC, l_mcl::SPEC];
+pub const METHODS: &[MethodSpec] =
+    &[baseline::SPEC, dml::SPEC, one::SPEC, okddip::SPEC, afd::SPEC, kdcl::SPEC, pcl::SPEC, ffsd::SPEC, ckd_mkt::SPEC, mcl::SPEC, l_mcl::SPEC];
 
 pub struct MethodSpec {
     pub name: &'static str,
@@ -41,6 +55,9 @@ pub struct Task<'a> {
     pub batch: usize,
     /// The optimizer of the networks: a method's own modules usually follow it.
     pub rule: Rule,
+    pub label_smoothing: f64,
+    /// Images per class held out of the training split; 0 is none.
+    pub holdout: usize,
     pub epochs: usize,
     pub device: Device,
     pub kind: Kind,
@@ -63,11 +80,20 @@ pub struct Needs {
     pub branches: bool,
     /// How many stages all peers share.
     pub shared_stages: usize,
+    /// Networks of the first architecture behind those of the recipe, trained like them (FFSD's leader).
+    pub extra_peers: usize,
 }
 
 impl Default for Needs {
     fn default() -> Needs {
-        Needs { sampling: Sampling::Shuffled, views: Views::Shared, branches: false, shared_stages: 0 }
+        Needs { sampling: Sampling::Shuffled, views: Views::Shared, branches: false, shared_stages: 0, extra_peers: 0 }
+    }
+}
+
+impl Needs {
+    /// The architectures of the whole cohort: the recipe's and the extra peers'.
+    pub fn archs(&self, recipe: &[&'static Arch]) -> Vec<&'static Arch> {
+        recipe.iter().copied().chain(std::iter::repeat_n(recipe[0], self.extra_peers)).collect()
     }
 }
 
@@ -83,12 +109,51 @@ pub struct Clock {
     pub seed: u64,
 }
 
-/// Modules of the method's own, stepped from the same backward pass as the networks, with the networks' learning rate.
+/// Modules of the method's own, stepped from the same backward pass as the networks.
 pub struct Group {
     pub name: &'static str,
     pub params: Params,
     pub rule: Rule,
+    pub rate: Rate,
+    /// Stepped by the rows added for it alone (`Terms::add_apart`), from a backward pass of its own; may hold the networks' variables.
+    pub apart: bool,
 }
+
+impl Group {
+    /// Learns with the networks, at their rate.
+    pub fn new(name: &'static str, params: Params, rule: Rule) -> Group {
+        Group { name, params, rule, rate: Rate::Networks, apart: false }
+    }
+}
+
+/// The learning rate of a group.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Rate {
+    /// That of the networks.
+    Networks,
+    /// A base of its own, divided by 10 at each of these epochs.
+    Steps { base: f64, milestones: Vec<usize> },
+}
+
+impl Rate {
+    pub fn at(&self, clock: Clock) -> f64 {
+        match self {
+            Rate::Networks => clock.lr,
+            Rate::Steps { base, milestones } => base * Schedule::Steps(milestones.clone()).factor(clock.epoch, 0),
+        }
+    }
+}
+
+/// What `Method::epoch_start` did to the networks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    Continued,
+    /// They were initialised again: every optimizer starts afresh too.
+    Anew,
+}
+
+/// Batches without augmentation.
+pub type Batches<'a> = dyn Iterator<Item = Result<Batch>> + 'a;
 
 /// What a method sees after the networks were stepped.
 pub struct Stepped<'a> {
@@ -101,9 +166,29 @@ pub struct Stepped<'a> {
     pub clock: Clock,
 }
 
-/// A training method. `losses` never mutates and may be evaluated many times on one batch (the bilevel scheme does).
+/// A training method. `losses` may be evaluated many times on one batch (the bilevel scheme does): it changes nothing but the
+/// running statistics of normalisation layers, as a network's forward pass does.
 pub trait Method: Send {
     fn needs(&self) -> Needs;
+
+    /// Its options as resolved: every key with its value, as written to the run folder.
+    fn options(&self) -> toml::Table;
+
+    /// Epochs the method trains before those of the recipe, with the recipe's schedule stretched over them (CKD-MKT's first phase).
+    /// `Clock::epoch` counts through.
+    fn extra_epochs(&self) -> usize {
+        0
+    }
+
+    /// Before the first batch of each epoch. `holdout`: the held-out images in evaluation form, where there are any.
+    fn epoch_start(&mut self, _cohort: &mut Cohort, _holdout: Option<&mut Batches>, _clock: Clock) -> Result<Start> {
+        Ok(Start::Continued)
+    }
+
+    /// The plain networks that are evaluated and saved, the one its paper keeps first where it names one.
+    fn shipped<'a>(&'a self, cohort: &'a Cohort) -> Vec<&'a Peer> {
+        cohort.peers.iter().collect()
+    }
 
     /// Once per batch, before the forward pass: draw negatives, run mean teachers.
     fn prepare(&mut self, _batch: &Batch, _clock: Clock) -> Result<()> {
@@ -112,7 +197,18 @@ pub trait Method: Send {
 
     fn losses(&self, outs: &[Outputs], batch: &Batch, clock: Clock) -> Result<Terms>;
 
-    fn groups(&self) -> Vec<Group> {
+    /// Can it learn from mixed images (`mixed_losses`)?
+    fn mixes(&self) -> bool {
+        false
+    }
+
+    /// `losses` where images are mixed: terms of labels and logits on `mixed` with the probabilities `targets` [B, C], terms that ask
+    /// whether two images are of one class on the unmixed `outs`.
+    fn mixed_losses(&self, _outs: &[Outputs], _mixed: &[Outputs], _targets: &Tensor, _batch: &Batch, _clock: Clock) -> Result<Terms> {
+        Err(Error::failed("this method learns from unmixed images only"))
+    }
+
+    fn groups(&self, _cohort: &Cohort) -> Vec<Group> {
         vec![]
     }
 
@@ -134,5 +230,91 @@ pub trait Method: Send {
     /// State that is in no group (banks, the meta-network and its optimizer): saving reads these handles, resuming writes through them.
     fn state(&self) -> Named {
         vec![]
+    }
+}
+
+/// Options as the recipe gives them, over the preset it names, over the defaults. Defaults (`preset = "paper"`) are the common
+/// protocol of the L-MCL paper's tables; `presets` are the others: name and TOML.
+fn read_options<T: DeserializeOwned>(mut table: toml::Table, presets: &[(&str, &str)]) -> Result<T> {
+    if let Some(preset) = table.remove("preset") {
+        let known = || std::iter::once("paper").chain(presets.iter().map(|p| p.0));
+        let values = match (preset.as_str(), presets.iter().find(|p| preset.as_str() == Some(p.0))) {
+            (Some("paper"), _) => "",
+            (_, Some((_, values))) => values,
+            _ => return Err(Error::input(format!("[method] preset = {preset}; accepted: {}", known().map(|k| format!("\"{k}\"")).collect::<Vec<_>>().join(", ")))),
+        };
+        for (key, value) in values.parse::<toml::Table>().expect("a preset is valid TOML") {
+            table.entry(key).or_insert(value);
+        }
+    }
+    table.try_into().map_err(Error::options("method"))
+}
+
+/// For `Method::options`.
+fn resolved<T: Serialize>(options: &T) -> toml::Table {
+    toml::Table::try_from(options).expect("plain options serialise")
+}
+
+/// The ramp-up of 80 epochs in runs of 300, and the same part of other runs.
+fn rampup(epochs: usize) -> usize {
+    (epochs as f64 * 80.0 / 300.0).round() as usize
+}
+
+/// Refuses a value that is not a number above 0.
+fn positive(key: &str, value: f64) -> Result<()> {
+    if value > 0.0 && value.is_finite() { Ok(()) } else { Err(Error::input(format!("[method] {key} = {value}; accepted: a number above 0"))) }
+}
+
+/// Refuses weights below 0.
+fn weights(values: &[(&str, f64)]) -> Result<()> {
+    match values.iter().find(|(_, value)| !(*value >= 0.0 && value.is_finite())) {
+        Some((key, value)) => Err(Error::input(format!("[method] {key} = {value}; accepted: 0 or more"))),
+        None => Ok(()),
+    }
+}
+
+/// Refuses cohorts that are too small.
+fn at_least(method: &str, count: usize, archs: &[&'static Arch], why: &str) -> Result<()> {
+    if archs.len() >= count { Ok(()) } else { Err(Error::input(format!("{method} needs {count} networks or more and [cohort] archs has {}: {why}", archs.len()))) }
+}
+
+/// Refuses cohorts of different architectures.
+fn one_architecture(method: &str, archs: &[&'static Arch], why: &str) -> Result<()> {
+    match archs.iter().find(|a| a.name != archs[0].name) {
+        None => Ok(()),
+        Some(other) => Err(Error::input(format!("{method} needs networks of one architecture and [cohort] archs has {} and {}: {why}", archs[0].name, other.name))),
+    }
+}
+
+/// Refuses training images of which a class has one alone: batch mining draws two images of a class.
+fn paired_classes(labels: &[i64]) -> Result<()> {
+    let mut counts = vec![0usize; labels.iter().max().map_or(0, |&c| c as usize + 1)];
+    labels.iter().for_each(|&c| counts[c as usize] += 1);
+    match counts.iter().position(|&n| n == 1) {
+        Some(class) => Err(Error::input(format!("class {class} has one training image: an anchor needs a positive, so two of each class"))),
+        None => Ok(()),
+    }
+}
+
+/// Channels, height and width of each stage's map and, last, of the map that is pooled, for images of the architecture's own size.
+fn map_shapes(arch: &Arch) -> Vec<[i64; 3]> {
+    let _guard = tch::no_grad_guard();
+    let (net, _) = Network::build(arch, 1, 0, Device::Cpu, Kind::Float);
+    let outs = net.forward(&Tensor::zeros([1, 3, arch.image_size, arch.image_size], (Kind::Float, Device::Cpu)), Pass::EVAL);
+    outs.maps.iter().chain([&outs.pre_pool]).map(|map| { let size = map.size(); [size[1], size[2], size[3]] }).collect()
+}
+
+/// L^task of the networks themselves, a row each. `labels` [B].
+fn task_rows(terms: &mut Terms, outs: &[Outputs], labels: &Tensor, smoothing: f64) {
+    for (m, own) in outs.iter().enumerate() {
+        terms.add_for(m, "task", 1.0, logit::smooth_ce(own.logit(), labels, smoothing));
+    }
+}
+
+/// Every network learns from the predictions of the others, a row each (Deep Mutual Learning).
+fn mutual_rows(terms: &mut Terms, outs: &[Outputs], temperature: f64) {
+    let logits: Vec<&Tensor> = outs.iter().map(Outputs::logit).collect();
+    for m in 0..logits.len() {
+        terms.add_for(m, "mutual", 1.0, logit::mutual(&logits, m, temperature));
     }
 }

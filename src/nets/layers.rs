@@ -1,6 +1,6 @@
 //! The bricks every family is built from: convolution, normalisation, linear, pooling, with PyTorch's defaults and names.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use tch::{Kind, Tensor};
 
@@ -27,15 +27,33 @@ pub enum Mode {
 pub struct Pass {
     pub mode: Mode,
     pub noise: u64,
+    /// Whether residual branches are dropped at the rates of the architecture (Swin); only `Mode::Train` ever drops.
+    pub drop_path: bool,
 }
 
 impl Pass {
-    pub const EVAL: Pass = Pass { mode: Mode::Eval, noise: 0 };
-    pub const FROZEN: Pass = Pass { mode: Mode::Frozen, noise: 0 };
+    pub const EVAL: Pass = Pass { mode: Mode::Eval, noise: 0, drop_path: false };
+    pub const FROZEN: Pass = Pass { mode: Mode::Frozen, ..Pass::EVAL };
 
+    /// Training without drop-path.
     pub fn train(noise: u64) -> Pass {
-        Pass { mode: Mode::Train, noise }
+        Pass { mode: Mode::Train, noise, drop_path: false }
     }
+}
+
+thread_local! {
+    static MACS: Cell<i64> = const { Cell::new(0) };
+}
+
+fn count_macs(outputs: &Tensor, fan_in: i64) {
+    MACS.set(MACS.get() + outputs.numel() as i64 * fan_in);
+}
+
+/// Multiply-adds of the convolutions and linear layers that `work` runs on this thread.
+pub fn macs(work: impl FnOnce()) -> i64 {
+    let before = MACS.get();
+    work();
+    MACS.get() - before
 }
 
 /// Layers one after another.
@@ -86,13 +104,14 @@ impl ConvShape {
         Init::Uniform(1.0 / (self.fan_in() as f64).sqrt())
     }
 
-    /// Kaiming normal over the fan-out, as the released CIFAR and torchvision's ImageNet ResNets start.
+    /// Kaiming normal over the fan-out (torch counts all output channels, whatever the groups), as the released CIFAR and
+    /// torchvision's ImageNet ResNets start.
     pub fn fan_out_init(self) -> Init {
-        Init::Normal((2.0 / (self.kernel * self.kernel * self.c_out / self.groups) as f64).sqrt())
+        Init::Normal((2.0 / (self.kernel * self.kernel * self.c_out) as f64).sqrt())
     }
 }
 
-/// A convolution without bias.
+/// A convolution, without bias unless made by `biased`.
 pub struct Conv {
     pub weight: Tensor,
     pub bias: Option<Tensor>,
@@ -113,7 +132,9 @@ impl Conv {
 
     fn apply(&self, xs: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
         let ConvShape { stride: s, padding: p, dilation: d, groups, .. } = self.shape;
-        xs.conv2d(weight, bias, [s, s], [p, p], [d, d], groups)
+        let ys = xs.conv2d(weight, bias, [s, s], [p, p], [d, d], groups);
+        count_macs(&ys, self.shape.fan_in());
+        ys
     }
 }
 
@@ -154,6 +175,11 @@ impl BatchNorm {
         let shift = &self.bias - &self.mean * &scale;
         (scale, shift)
     }
+
+    /// With a ReLU in place: BatchNorm's backward needs its input, not its output.
+    pub fn relu(&self, xs: &Tensor, pass: Pass) -> Tensor {
+        self.forward(xs, pass).relu_()
+    }
 }
 
 impl Layer for BatchNorm {
@@ -180,6 +206,21 @@ impl ConvBn {
     pub fn new(conv: Scope, bn: Scope, shape: ConvShape, init: Init) -> ConvBn {
         ConvBn { bn: BatchNorm::new(bn, shape.c_out), conv: Conv::new(conv, shape, init), folded: RefCell::new(None) }
     }
+
+    /// The same with a bias in the convolution (HCGNet's gates).
+    pub fn biased(conv: Scope, bn: Scope, shape: ConvShape, init: Init) -> ConvBn {
+        ConvBn { bn: BatchNorm::new(bn, shape.c_out), conv: Conv::biased(conv, shape, init), folded: RefCell::new(None) }
+    }
+
+    /// With a ReLU in place.
+    pub fn relu(&self, xs: &Tensor, pass: Pass) -> Tensor {
+        self.forward(xs, pass).relu_()
+    }
+
+    /// ReLU(BN(conv(xs)) + shortcut), the end of a residual block; both in place.
+    pub fn add_relu(&self, xs: &Tensor, shortcut: &Tensor, pass: Pass) -> Tensor {
+        self.forward(xs, pass).g_add_(shortcut).relu_()
+    }
 }
 
 impl Layer for ConvBn {
@@ -190,18 +231,40 @@ impl Layer for ConvBn {
         let mut folded = self.folded.borrow_mut();
         let (weight, bias) = folded.get_or_insert_with(|| {
             let (scale, shift) = self.bn.affine();
-            (self.conv.weight.detach() * scale.view([-1, 1, 1, 1]), shift)
+            let bias = match &self.conv.bias {
+                Some(bias) => bias.detach() * &scale + shift,
+                None => shift,
+            };
+            (self.conv.weight.detach() * scale.view([-1, 1, 1, 1]), bias)
         });
         self.conv.apply(xs, weight, Some(bias))
     }
 }
 
-/// ConvBn and a ReLU in place: BatchNorm's backward needs its input, not its output.
+/// ConvBn and a ReLU.
 pub struct ConvBnRelu(pub ConvBn);
 
 impl Layer for ConvBnRelu {
     fn forward(&self, xs: &Tensor, pass: Pass) -> Tensor {
-        self.0.forward(xs, pass).relu_()
+        self.0.relu(xs, pass)
+    }
+}
+
+/// BatchNorm and a ReLU.
+pub struct BnRelu(pub BatchNorm);
+
+impl Layer for BnRelu {
+    fn forward(&self, xs: &Tensor, pass: Pass) -> Tensor {
+        self.0.relu(xs, pass)
+    }
+}
+
+/// Max-pooling 3 x 3 with stride 2, as after the stems for large images.
+pub struct MaxPool;
+
+impl Layer for MaxPool {
+    fn forward(&self, xs: &Tensor, _: Pass) -> Tensor {
+        xs.max_pool2d([3, 3], [2, 2], [1, 1], [1, 1], false)
     }
 }
 
@@ -217,6 +280,11 @@ impl Linear {
         Linear::with_init(scope, d_in, d_out, init, Some(init))
     }
 
+    /// torch's default weight, bias 0: how the released WRNs and the branches of the CIFAR ResNets start.
+    pub fn zero_bias(scope: Scope, d_in: i64, d_out: i64) -> Linear {
+        Linear::with_init(scope, d_in, d_out, Init::Uniform(1.0 / (d_in as f64).sqrt()), Some(Init::Const(0.0)))
+    }
+
     pub fn with_init(scope: Scope, d_in: i64, d_out: i64, weight: Init, bias: Option<Init>) -> Linear {
         Linear { weight: scope.var("weight", &[d_out, d_in], weight), bias: bias.map(|init| scope.var("bias", &[d_out], init)) }
     }
@@ -224,7 +292,9 @@ impl Linear {
 
 impl Layer for Linear {
     fn forward(&self, xs: &Tensor, _: Pass) -> Tensor {
-        xs.linear(&self.weight, self.bias.as_ref())
+        let ys = xs.linear(&self.weight, self.bias.as_ref());
+        count_macs(&ys, self.weight.size()[1]);
+        ys
     }
 }
 

@@ -1,8 +1,14 @@
 //! Architectures and the networks built from them. A network is a list of stages and a neck; the auxiliary branches of L-MCL come
 //! from the same bricks with fresh weights, so an architecture is described once.
 
+mod hcgnet;
 pub mod layers;
+mod residual;
 mod resnet_cifar;
+mod resnet_imagenet;
+mod shufflenet_v2;
+mod swin;
+mod wrn;
 
 use tch::{Device, Kind, Tensor};
 
@@ -22,6 +28,8 @@ pub struct Arch {
     pub dim: i64,
     /// What the family calls its last linear layer: `fc`, `linear`, `classifier` or `head`.
     pub classifier: &'static str,
+    /// What the released classes call the same variables.
+    pub released: Released,
     /// phi^[l], the l-th stage (from 0): map -> map. The first one takes images.
     pub stage: fn(&Scope, usize) -> Box<dyn Layer>,
     /// From the last stage's map to the map that is pooled, [B, dim, h, w].
@@ -34,8 +42,27 @@ pub struct Arch {
     pub branch_head: fn(Scope, i64, i64) -> Linear,
 }
 
+/// Where the names of the released L-MCL code differ from ours: ours are those of its L-MCL classes for CIFAR networks and torchvision's
+/// for ImageNet networks, without the prefixes `BACKBONE` and `AUXILIARY`. Each row is a whole part of a dotted name and what stands there instead.
+pub struct Released {
+    pub baseline: &'static [(&'static str, &'static str)],
+    pub lmcl: &'static [(&'static str, &'static str)],
+}
+
+/// Before the names of a network and of its branches in a state dict of a released L-MCL class, after `module_list.{m}.`.
+pub const BACKBONE: &str = "backbone.";
+pub const AUXILIARY: &str = "auxiliary_classifier.";
+
+/// One of our names as a released class has it.
+pub fn rename(name: &str, rows: &[(&str, &str)]) -> String {
+    let dotted = format!(".{name}.");
+    let renamed = rows.iter().fold(dotted, |name, (ours, theirs)| name.replacen(&format!(".{ours}."), &format!(".{theirs}."), 1));
+    renamed[1..renamed.len() - 1].to_string()
+}
+
 /// One family of architectures a file.
-pub const FAMILIES: &[&[Arch]] = &[resnet_cifar::ARCHS];
+pub const FAMILIES: &[&[Arch]] =
+    &[resnet_cifar::ARCHS, wrn::ARCHS, shufflenet_v2::ARCHS, hcgnet::ARCHS, resnet_imagenet::ARCHS, swin::ARCHS];
 
 pub fn archs() -> impl Iterator<Item = &'static Arch> {
     FAMILIES.iter().flat_map(|family| family.iter())
@@ -43,6 +70,44 @@ pub fn archs() -> impl Iterator<Item = &'static Arch> {
 
 pub fn find(name: &str) -> Result<&'static Arch> {
     registry::find("architecture", name, archs(), |arch| arch.name)
+}
+
+impl Arch {
+    /// The number of classes its published counts are for: CIFAR-100's or ImageNet's.
+    pub fn usual_classes(&self) -> i64 {
+        if self.image_size == 32 { 100 } else { 1000 }
+    }
+}
+
+/// What `list archs` prints of an architecture.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Description {
+    pub name: &'static str,
+    pub image_size: i64,
+    /// Trained numbers of the network, without branches.
+    pub parameters: i64,
+    /// Multiply-adds of its convolutions and linear layers for one image of its usual size.
+    pub macs: i64,
+    pub stages: usize,
+    /// Width of the pooled feature.
+    pub dim: i64,
+}
+
+/// Counts of the network with this many classes, by building it and running one blank image through it.
+pub fn describe(arch: &'static Arch, classes: i64) -> Description {
+    let _guard = tch::no_grad_guard();
+    let scope = Scope::blank(Device::Cpu, Kind::Float);
+    let net = Network::new(arch, &scope, classes);
+    let image = Tensor::zeros([1, 3, arch.image_size, arch.image_size], (Kind::Float, Device::Cpu));
+    let macs = layers::macs(|| drop(net.forward(&image, Pass::EVAL)));
+    Description {
+        name: arch.name,
+        image_size: arch.image_size,
+        parameters: scope.params().count(),
+        macs,
+        stages: arch.depth,
+        dim: arch.dim,
+    }
 }
 
 /// The deployable network f_m.
@@ -131,7 +196,10 @@ impl Branch {
     /// The branches of an architecture, for stages 0 .. L - 1, under the released names `block_extractor{l}`, `fc{l}` (l from 1).
     pub fn all(arch: &Arch, scope: &Scope, classes: i64) -> Vec<Branch> {
         (0..arch.depth - 1)
-            .map(|l| Branch { body: (arch.branch)(scope, l), classifier: (arch.branch_head)(scope.sub(format!("fc{}", l + 1)), arch.dim, classes) })
+            .map(|l| Branch {
+                body: (arch.branch)(scope, l),
+                classifier: (arch.branch_head)(scope.sub(format!("fc{}", l + 1)), arch.dim, classes),
+            })
             .collect()
     }
 }

@@ -101,6 +101,13 @@ impl Optimizer {
         }
     }
 
+    /// As if no step had been taken.
+    pub fn reset(&mut self) {
+        let _guard = tch::no_grad_guard();
+        let _ = self.steps.zero_();
+        self.first.iter_mut().chain(&mut self.second).for_each(|t| drop(t.zero_()));
+    }
+
     /// Handles onto the state: saving reads them, resuming writes through them.
     pub fn state(&self) -> Named {
         let mut state: Named = vec![("steps".to_string(), self.steps.shallow_clone())];

@@ -31,3 +31,11 @@ impl Schedule {
         base * self.factor(epoch - warmup, epochs - warmup)
     }
 }
+
+/// Weights that grow over the first `over` epochs, exp(-5 (1 - e/A)^2) (Laine and Aila 2017): 0.0067 in epoch 0, 1 from epoch A on.
+pub fn ramp(epoch: usize, over: usize) -> f64 {
+    if over == 0 {
+        return 1.0;
+    }
+    (-5.0 * (1.0 - epoch.min(over) as f64 / over as f64).powi(2)).exp()
+}

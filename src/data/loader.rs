@@ -1,0 +1,137 @@
+//! Split + order + transform -> batches, made ahead of their use by one thread.
+
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread::JoinHandle;
+
+use rand::{RngCore, SeedableRng};
+use rayon::prelude::*;
+use tch::Tensor;
+
+use super::augment::{Table, Transform};
+use super::{Batch, Pixels, Split};
+use crate::error::{Error, Result};
+use crate::rng::{self, Rng};
+
+/// Batches made but not yet taken.
+const AHEAD: usize = 2;
+
+/// The batches of one epoch in order. Each depends on nothing but (seed, epoch, its place in the epoch), so a loader may start anywhere.
+pub struct Loader {
+    batches: Option<Receiver<Result<Batch>>>,
+    thread: Option<JoinHandle<()>>,
+    left: usize,
+}
+
+impl Loader {
+    /// `order` holds places in the split, batch by batch; `first` is the batch to start at. Every view is an augmentation of its own.
+    pub fn new(split: &Split, order: Vec<Vec<u32>>, transform: Transform, views: usize, seed: u64, epoch: u64, first: usize) -> Loader {
+        let left = order.len().saturating_sub(first);
+        let table = transform.table();
+        let maker = Maker { split: split.clone(), transform, table, views, seed, epoch };
+        let (sender, batches) = sync_channel(AHEAD);
+        let thread = std::thread::spawn(move || {
+            for (at, indices) in order.iter().enumerate().skip(first) {
+                let batch = maker.batch(at as u64, indices);
+                let failed = batch.is_err();
+                // Nobody takes any more: the loader was dropped.
+                if sender.send(batch).is_err() || failed {
+                    return;
+                }
+            }
+        });
+        Loader { batches: Some(batches), thread: Some(thread), left }
+    }
+
+    /// All images in the order of the split, the last batch possibly short.
+    pub fn eval(split: &Split, batch: usize, transform: Transform) -> Loader {
+        let places: Vec<u32> = (0..split.len() as u32).collect();
+        Loader::new(split, places.chunks(batch.max(1)).map(<[u32]>::to_vec).collect(), transform, 1, 0, 0, 0)
+    }
+
+    /// How many batches are still to come.
+    pub fn left(&self) -> usize {
+        self.left
+    }
+}
+
+impl Iterator for Loader {
+    type Item = Result<Batch>;
+
+    fn next(&mut self) -> Option<Result<Batch>> {
+        if self.left == 0 {
+            return None;
+        }
+        let batch = self.batches.as_ref().expect("open until the loader is dropped").recv();
+        let batch = batch.unwrap_or_else(|_| Err(Error::failed("the thread that makes batches has died")));
+        // After a fault there is nothing more to come.
+        self.left = if batch.is_ok() { self.left - 1 } else { 0 };
+        Some(batch)
+    }
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        // Closing the channel first: the thread may be waiting to hand over a batch.
+        drop(self.batches.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join(); // a panic of the thread was reported by `next`
+        }
+    }
+}
+
+struct Maker {
+    split: Split,
+    transform: Transform,
+    table: Table,
+    views: usize,
+    seed: u64,
+    epoch: u64,
+}
+
+impl Maker {
+    fn batch(&self, at: u64, indices: &[u32]) -> Result<Batch> {
+        let side = self.transform.size as i64;
+        let shape = [indices.len() as i64, side, side, 3];
+        let floats = self.floats(at, indices)?;
+        let views: Vec<Tensor> = floats.iter().map(|view| Tensor::from_slice(view).view(shape).permute([0, 3, 1, 2])).collect();
+        let labels: Vec<i64> = indices.iter().map(|&i| self.split.labels[i as usize]).collect();
+        let index: Vec<i64> = indices.iter().map(|&i| i64::from(i)).collect();
+        let noise = rng::stream(self.seed, "noise", &[self.epoch, at]).next_u64();
+        Ok(Batch { views, labels: Tensor::from_slice(&labels), index: Tensor::from_slice(&index), noise })
+    }
+
+    /// The pixels of every view, [B, size, size, 3].
+    fn floats(&self, at: u64, indices: &[u32]) -> Result<Vec<Vec<f32>>> {
+        let size = self.transform.floats();
+        let mut views = vec![vec![0f32; indices.len() * size]; self.views];
+        // One seed an image and view, so that images may be made in any order.
+        let seeds: Vec<Vec<u64>> = (0..self.views as u64)
+            .map(|view| {
+                let mut stream = rng::stream(self.seed, "augment", &[self.epoch, at, view]);
+                indices.iter().map(|_| stream.next_u64()).collect()
+            })
+            .collect();
+        let mut rows: Vec<Vec<&mut [f32]>> = indices.iter().map(|_| Vec::with_capacity(self.views)).collect();
+        for view in &mut views {
+            rows.iter_mut().zip(view.chunks_exact_mut(size)).for_each(|(row, out)| row.push(out));
+        }
+        // All views of an image at once: it is decoded once.
+        let make = |(k, row): (usize, Vec<&mut [f32]>)| {
+            let i = indices[k] as usize;
+            let image = self.split.image(i)?;
+            for (out, seeds) in row.into_iter().zip(&seeds) {
+                let applied = self.transform.apply(&image, &self.table, &mut Rng::seed_from_u64(seeds[k]), out);
+                applied.map_err(|e| {
+                    self.split.path(i).map_or_else(|| Error::input(format!("image {i}: {e}")), |path| Error::file(path, e.to_string()))
+                })?;
+            }
+            Ok::<(), Error>(())
+        };
+        match self.split.pixels {
+            // A few microseconds an image: one core is plenty, and the others belong to the networks.
+            Pixels::Memory(_) => rows.into_iter().enumerate().try_for_each(make)?,
+            Pixels::Files(_) => rows.into_par_iter().enumerate().try_for_each(make)?,
+        }
+        Ok(views)
+    }
+}

@@ -1,0 +1,147 @@
+//! Index orders, as pure functions of labels and a seed: the batches of an epoch, the part of a training set that is used, the part held out.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use rand::seq::{SliceRandom, index};
+use sha2::{Digest, Sha256};
+
+use super::Sampling;
+use crate::error::{Error, Result};
+use crate::rng;
+
+/// The batches of an epoch, as places in a split with these labels.
+pub fn epoch(labels: &[i64], sampling: Sampling, batch: usize, seed: u64, epoch: u64) -> Result<Vec<Vec<u32>>> {
+    if batch == 0 || labels.is_empty() {
+        return Err(Error::input(format!("batch {batch} of {} training images: both must be at least 1", labels.len())));
+    }
+    match sampling {
+        Sampling::Shuffled => Ok(shuffled(labels.len(), batch, seed, epoch)),
+        Sampling::ClassPairs => class_pairs(labels, batch, seed, epoch),
+    }
+}
+
+/// Every image once; the last batch may be short.
+fn shuffled(count: usize, batch: usize, seed: u64, epoch: u64) -> Vec<Vec<u32>> {
+    let mut order: Vec<u32> = (0..count as u32).collect();
+    order.shuffle(&mut rng::stream(seed, "order", &[epoch]));
+    order.chunks(batch).map(<[u32]>::to_vec).collect()
+}
+
+/// floor(N / B) batches of B/2 random classes x 2 images, drawn without replacement inside a class: the released class-aware sampler.
+/// With fewer than B/2 classes, all of them x B/C images. Not a pass over the set: an image may come twice in an epoch, or not at all.
+fn class_pairs(labels: &[i64], batch: usize, seed: u64, epoch: u64) -> Result<Vec<Vec<u32>>> {
+    let classes: Vec<(i64, Vec<u32>)> = by_class(labels).into_iter().collect();
+    let (count, n) = (classes.len(), labels.len());
+    let refuse = |why: String| Err(Error::input(format!("batch {batch} with class pairs: {why}")));
+    if batch % 2 != 0 {
+        return refuse(format!("the batch must be even; {} or {} would do", batch - 1, batch + 1));
+    }
+    if batch > n {
+        return refuse(format!("there are {n} training images, and a batch may be no larger"));
+    }
+    let (taken, each) = if count >= batch / 2 { (batch / 2, 2) } else { (count, batch / count) };
+    if taken * each != batch {
+        let below = batch / count * count;
+        return refuse(format!("with {count} classes the batch must be a multiple of {count}; {below} or {} would do", below + count));
+    }
+    if let Some((class, members)) = classes.iter().find(|(_, members)| members.len() < each) {
+        return refuse(format!("class {class} has {} training image(s), and a batch takes {each} of a class", members.len()));
+    }
+    let mut rng = rng::stream(seed, "order", &[epoch]);
+    let mut draw = |_| {
+        let mut order = Vec::with_capacity(batch);
+        for class in index::sample(&mut rng, count, taken) {
+            let members = &classes[class].1;
+            order.extend(index::sample(&mut rng, members.len(), each).into_iter().map(|i| members[i]));
+        }
+        order
+    };
+    Ok((0..n / batch).map(&mut draw).collect())
+}
+
+/// The same share of every class (at least one image), in the order of the split. Of two fractions the smaller is part of the larger.
+pub fn stratified(labels: &[i64], fraction: f64, seed: u64) -> Vec<usize> {
+    let keep = |members: usize| ((members as f64 * fraction).round() as usize).clamp(1, members);
+    parts(labels, seed, "fraction", keep).0
+}
+
+/// (training part, held-out part) with `per_class` images of every class held out, each in the order of the split.
+pub fn holdout(labels: &[i64], per_class: usize, seed: u64) -> Result<(Vec<usize>, Vec<usize>)> {
+    let smallest = by_class(labels).into_iter().min_by_key(|(_, members)| members.len());
+    if let Some((class, members)) = smallest.filter(|(_, members)| members.len() <= per_class) {
+        return Err(Error::input(format!(
+            "holdout {per_class}: class {class} has {} training image(s), and at least one must stay; at most {} can be held out",
+            members.len(),
+            members.len() - 1
+        )));
+    }
+    let (held, train) = parts(labels, seed, "holdout", |_| per_class);
+    Ok((train, held))
+}
+
+/// (first, rest): of each class, shuffled, the first `keep(images)` and the others; each in the order of the split.
+fn parts(labels: &[i64], seed: u64, name: &str, keep: impl Fn(usize) -> usize) -> (Vec<usize>, Vec<usize>) {
+    let (mut first, mut rest) = (vec![], vec![]);
+    for (class, mut members) in by_class(labels) {
+        members.shuffle(&mut rng::stream(seed, name, &[class as u64]));
+        let (kept, others) = members.split_at(keep(members.len()));
+        first.extend(kept.iter().map(|&i| i as usize));
+        rest.extend(others.iter().map(|&i| i as usize));
+    }
+    first.sort_unstable();
+    rest.sort_unstable();
+    (first, rest)
+}
+
+fn by_class(labels: &[i64]) -> BTreeMap<i64, Vec<u32>> {
+    let mut classes: BTreeMap<i64, Vec<u32>> = BTreeMap::new();
+    for (i, &label) in labels.iter().enumerate() {
+        classes.entry(label).or_default().push(i as u32);
+    }
+    classes
+}
+
+/// sha256 of the indices, one to a line: the same for everyone who drew the same part.
+pub fn hash(indices: &[usize]) -> String {
+    hex(&lines(indices))
+}
+
+fn hex(text: &str) -> String {
+    Sha256::digest(text).iter().fold(String::new(), |mut out, byte| {
+        write!(out, "{byte:02x}").expect("a String takes all");
+        out
+    })
+}
+
+fn lines(indices: &[usize]) -> String {
+    indices.iter().fold(String::new(), |mut out, i| {
+        writeln!(out, "{i}").expect("a String takes all");
+        out
+    })
+}
+
+const HEADER: &str = "# sha256 of the lines below: ";
+
+/// Writes an index file and returns its hash.
+pub fn write_index(path: &Path, indices: &[usize]) -> Result<String> {
+    let lines = lines(indices);
+    let hash = hex(&lines);
+    std::fs::write(path, format!("{HEADER}{hash}\n{lines}")).map_err(Error::io("cannot write", path))?;
+    Ok(hash)
+}
+
+/// Reads an index file; one whose lines do not have the hash of its header is refused.
+pub fn read_index(path: &Path) -> Result<Vec<usize>> {
+    let text = std::fs::read_to_string(path).map_err(Error::open(path))?;
+    let (header, lines) = text.split_once('\n').unwrap_or((&text, ""));
+    let stated =
+        header.strip_prefix(HEADER).ok_or_else(|| Error::file(path, format!("no index file: its first line must be `{HEADER}...`")))?;
+    let found = hex(lines);
+    if found != stated {
+        return Err(Error::file(path, format!("its lines hash to {found}, its header says {stated}: it was changed after it was written")));
+    }
+    let parse = |line: &str| line.parse().map_err(|_| Error::file(path, format!("{line:?} is no index")));
+    lines.lines().map(parse).collect()
+}

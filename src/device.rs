@@ -1,0 +1,42 @@
+//! Choosing the device and the number of threads.
+
+use std::str::FromStr;
+
+use tch::{Cuda, Device};
+
+use crate::error::Error;
+
+/// `auto | cpu | cuda | cuda:N`, checked against what libtorch sees.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DeviceChoice(pub Device);
+
+impl FromStr for DeviceChoice {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<DeviceChoice, Error> {
+        let count = Cuda::device_count();
+        let cuda = |n: i64| -> Result<DeviceChoice, Error> {
+            if n < count {
+                return Ok(DeviceChoice(Device::Cuda(n as usize)));
+            }
+            let why = if count == 0 { "libtorch sees no CUDA device here".to_string() } else { format!("there are {count} CUDA devices, 0 to {}", count - 1) };
+            Err(Error::input(format!("device {text}: {why}; accepted: auto, cpu{}", if count > 0 { ", cuda:N" } else { "" })))
+        };
+        match text {
+            "auto" => Ok(DeviceChoice(if count > 0 { Device::Cuda(0) } else { Device::Cpu })),
+            "cpu" => Ok(DeviceChoice(Device::Cpu)),
+            "cuda" => cuda(0),
+            _ => match text.strip_prefix("cuda:").and_then(|n| n.parse::<i64>().ok()).filter(|&n| n >= 0) {
+                Some(n) => cuda(n),
+                None => Err(Error::input(format!("device `{text}`; accepted: auto, cpu, cuda:N"))),
+            },
+        }
+    }
+}
+
+/// Sets libtorch's intra-op threads: `asked`, or the number of cores for 0. Returns what was set.
+pub fn set_threads(asked: usize) -> usize {
+    let threads = if asked > 0 { asked } else { std::thread::available_parallelism().map_or(1, usize::from) };
+    tch::set_num_threads(threads as i32);
+    threads
+}

@@ -1,0 +1,67 @@
+//! Deep Mutual Learning, Zhang et al., CVPR 2018: every network also learns from the predictions of every other one.
+
+use serde::{Deserialize, Serialize};
+use tch::Tensor;
+
+use super::{Clock, Method, MethodSpec, Needs, Task, at_least, mutual_rows, positive, read_options, resolved, task_rows};
+use crate::data::Batch;
+use crate::error::Result;
+use crate::losses::terms::Terms;
+use crate::nets::Outputs;
+
+pub const SPEC: MethodSpec =
+    MethodSpec { name: "dml", about: "Deep Mutual Learning (Zhang et al. 2018)", needs: "independent networks, M >= 2; ships all", build };
+
+/// The original's own schedule (200 epochs of batch 64, divided by 10 every 60) belongs to `[train]`.
+const PRESETS: &[(&str, &str)] = &[("original", "temperature = 1.0")];
+
+#[derive(Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// 2 in the only public code of the L-MCL paper's authors; the original has no temperature.
+    temperature: f64,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { temperature: 2.0 }
+    }
+}
+
+struct Dml {
+    options: Options,
+    smoothing: f64,
+}
+
+fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
+    let options: Options = read_options(options, PRESETS)?;
+    positive("temperature", options.temperature)?;
+    at_least("dml", 2, task.archs, "a network learns from its peers")?;
+    Ok(Box::new(Dml { options, smoothing: task.label_smoothing }))
+}
+
+impl Method for Dml {
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
+    fn options(&self) -> toml::Table {
+        resolved(&self.options)
+    }
+
+    /// All networks step at once on one batch; the official loop feeds each network a batch of its own.
+    fn losses(&self, outs: &[Outputs], batch: &Batch, clock: Clock) -> Result<Terms> {
+        self.mixed_losses(outs, outs, &batch.labels, batch, clock)
+    }
+
+    fn mixes(&self) -> bool {
+        true
+    }
+
+    fn mixed_losses(&self, _: &[Outputs], mixed: &[Outputs], targets: &Tensor, _: &Batch, _: Clock) -> Result<Terms> {
+        let mut terms = Terms::default();
+        task_rows(&mut terms, mixed, targets, self.smoothing);
+        mutual_rows(&mut terms, mixed, self.options.temperature);
+        Ok(terms)
+    }
+}

@@ -1,0 +1,54 @@
+//! ResNets for 224 x 224 images, He et al., CVPR 2016, with torchvision's layout and names. The branches of L-MCL take one block per
+//! remaining stage, whatever the depth of the network, as in the released code.
+
+use super::layers::{Chain, ConvBnRelu, ConvShape, Identity, Layer, Linear, MaxPool};
+use super::residual::{self, Kind, conv_bn};
+use super::{Arch, Released};
+use crate::params::Scope;
+
+macro_rules! arch {
+    ($name:literal, $kind:expr, $blocks:expr) => {
+        Arch {
+            name: $name,
+            image_size: 224,
+            depth: 4,
+            dim: 512 * $kind.expansion(),
+            classifier: "fc",
+            released: Released { baseline: &[], lmcl: &[] },
+            stage: |scope, l| stage(scope, l, $kind, $blocks[l]),
+            neck: |_| Box::new(Identity),
+            branch: |scope, l| branch(scope, l, $kind),
+            head: Linear::new,
+            branch_head: Linear::new,
+        }
+    };
+}
+
+pub const ARCHS: &[Arch] = &[
+    arch!("resnet18", Kind::Basic, [2, 2, 2, 2]),
+    arch!("resnet34", Kind::Basic, [3, 4, 6, 3]),
+    arch!("resnet50", Kind::Bottleneck, [3, 4, 6, 3]),
+];
+
+const STEM: i64 = 64;
+const PLANES: [i64; 4] = [64, 128, 256, 512];
+
+fn blocks(scope: Scope, l: usize, kind: Kind, n: usize) -> Box<dyn Layer> {
+    let (c_in, stride) = if l == 0 { (STEM, 1) } else { (PLANES[l - 1] * kind.expansion(), 2) };
+    residual::blocks(scope, kind, c_in, PLANES[l], stride, n)
+}
+
+fn stage(scope: &Scope, l: usize, kind: Kind, n: usize) -> Box<dyn Layer> {
+    let body = blocks(scope.sub(format!("layer{}", l + 1)), l, kind, n);
+    if l > 0 {
+        return body;
+    }
+    let stem = ConvBnRelu(conv_bn(scope.sub("conv1"), scope.sub("bn1"), ConvShape::new(3, STEM, 7, 2)));
+    Box::new(Chain(vec![Box::new(stem), Box::new(MaxPool), body]))
+}
+
+/// One block for each remaining stage: `block_extractor{l}.{stage}.0`.
+fn branch(scope: &Scope, l: usize, kind: Kind) -> Box<dyn Layer> {
+    let scope = scope.sub(format!("block_extractor{}", l + 1));
+    Box::new(Chain((l + 1..4).map(|next| blocks(scope.sub(next - l - 1), next, kind, 1)).collect()))
+}

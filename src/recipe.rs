@@ -1,0 +1,345 @@
+//! Recipes: one TOML file a run, checked once, written back resolved. Defaults are the paper's CIFAR-100 protocol (section 4.1).
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use toml::{Table, Value};
+
+use crate::error::{Error, Result};
+use crate::optim::{Rule, Schedule};
+
+/// A run, resolved.
+#[derive(Debug, Clone)]
+pub struct Recipe {
+    pub data: Data,
+    pub cohort: CohortTable,
+    pub train: Train,
+    /// `name`, and the options of that method alone.
+    pub method: Table,
+    pub save: Save,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Data {
+    pub name: String,
+    /// Stratified part of the training split, the same for all methods of one seed.
+    pub fraction: f64,
+    /// Images per class taken out of the training split by seed; they choose the network and epoch that ship.
+    pub holdout: usize,
+    /// Side the images are brought to; 0 means the dataset's own.
+    pub image_size: usize,
+}
+
+impl Default for Data {
+    fn default() -> Data {
+        Data { name: "cifar100".into(), fraction: 1.0, holdout: 0, image_size: 0 }
+    }
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CohortTable {
+    pub archs: Vec<String>,
+}
+
+impl Default for CohortTable {
+    fn default() -> CohortTable {
+        CohortTable { archs: vec!["resnet32".into(), "resnet32".into()] }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OptimizerName {
+    Sgd,
+    Adamw,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    F32,
+    /// CUDA autocast: convolutions and products in half precision, losses and weights in f32.
+    F16,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Train {
+    pub batch: usize,
+    pub epochs: usize,
+    pub lr: f64,
+    pub schedule: Schedule,
+    /// Epochs of linear warm-up.
+    pub warmup: usize,
+    pub optimizer: OptimizerName,
+    pub momentum: f64,
+    /// The text does not say; every released CIFAR script has it on.
+    pub nesterov: bool,
+    pub weight_decay: f64,
+    pub seed: u64,
+    /// Batches whose gradients are averaged into one step.
+    pub accumulate: usize,
+    /// Largest norm of the whole gradient; 0 is off.
+    pub clip: f64,
+    pub precision: Precision,
+    /// Threads the peers of a cohort run on; 1 runs them one after another.
+    pub peer_threads: usize,
+    pub label_smoothing: f64,
+    /// Stochastic depth, for architectures that have it (Swin).
+    pub drop_path: bool,
+    /// Probability of erasing a rectangle.
+    pub random_erasing: f64,
+    pub rand_augment: bool,
+    /// Beta parameters of mixup and cutmix; 0 is off. The contrastive terms see the unmixed view.
+    pub mixup: f64,
+    pub cutmix: f64,
+    pub sync_bn: bool,
+    pub gather_negatives: bool,
+}
+
+impl Default for Train {
+    fn default() -> Train {
+        Train {
+            batch: 128,
+            epochs: 300,
+            lr: 0.1,
+            schedule: Schedule::Cosine,
+            warmup: 0,
+            optimizer: OptimizerName::Sgd,
+            momentum: 0.9,
+            nesterov: true,
+            weight_decay: 5e-4,
+            seed: 1,
+            accumulate: 1,
+            clip: 0.0,
+            precision: Precision::F32,
+            peer_threads: 1,
+            label_smoothing: 0.0,
+            drop_path: false,
+            random_erasing: 0.0,
+            rand_augment: false,
+            mixup: 0.0,
+            cutmix: 0.0,
+            sync_bn: false,
+            gather_negatives: false,
+        }
+    }
+}
+
+impl Train {
+    pub fn rule(&self) -> Rule {
+        match self.optimizer {
+            OptimizerName::Sgd => Rule::Sgd { momentum: self.momentum, weight_decay: self.weight_decay, nesterov: self.nesterov && self.momentum > 0.0 },
+            OptimizerName::Adamw => Rule::AdamW { betas: (0.9, 0.999), eps: 1e-8, weight_decay: self.weight_decay },
+        }
+    }
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Save {
+    /// A checkpoint inside an epoch when the last one is this old; 0 is off.
+    pub every_minutes: f64,
+    pub every_epochs: usize,
+}
+
+impl Default for Save {
+    fn default() -> Save {
+        Save { every_minutes: 10.0, every_epochs: 1 }
+    }
+}
+
+const SECTIONS: [&str; 5] = ["data", "cohort", "train", "method", "save"];
+
+impl Recipe {
+    /// Reads a recipe file, then applies `a.b=value` overrides; both go through the same checks. `methods` are the registered names:
+    /// a table `[method.NAME]` holds options that count only when that method runs.
+    pub fn read(path: &Path, sets: &[String], methods: &[&str]) -> Result<Recipe> {
+        let text = std::fs::read_to_string(path).map_err(Error::open(path))?;
+        Recipe::parse(&text, &path.display().to_string(), sets, methods)
+    }
+
+    pub fn parse(text: &str, origin: &str, sets: &[String], methods: &[&str]) -> Result<Recipe> {
+        let mut table: Table = text.parse().map_err(|e: toml::de::Error| {
+            let line = e.span().map_or(String::new(), |span| format!(", line {}", text[..span.start].matches('\n').count() + 1));
+            Error::input(format!("recipe {origin}{line}: {}", e.message()))
+        })?;
+        // The file alone first, so that a fault is blamed on the right place.
+        Recipe::from_table(table.clone(), methods).map_err(|e| Error::input(format!("recipe {origin}: {e}")))?;
+        for set in sets {
+            apply(&mut table, set)?;
+            Recipe::from_table(table.clone(), methods).map_err(|e| Error::input(format!("--set {set}: {e}")))?;
+        }
+        let recipe = Recipe::from_table(table, methods).map_err(|e| Error::input(format!("recipe {origin}: {e}")))?;
+        recipe.check().map_err(|e| Error::input(format!("recipe {origin}{}: {e}", if sets.is_empty() { "" } else { " with --set" })))?;
+        Ok(recipe)
+    }
+
+    fn from_table(mut table: Table, methods: &[&str]) -> Result<Recipe, String> {
+        if let Some(unknown) = table.keys().find(|key| !SECTIONS.contains(&key.as_str())) {
+            return Err(format!("unknown section [{unknown}]; known: {}", SECTIONS.map(|s| format!("[{s}]")).join(", ")));
+        }
+        fn section<T: serde::de::DeserializeOwned + Default>(table: &mut Table, name: &str) -> Result<T, String> {
+            match table.remove(name) {
+                None => Ok(T::default()),
+                Some(value) => value.try_into().map_err(|e: toml::de::Error| format!("[{name}] {}", e.message())),
+            }
+        }
+        let mut method: Table = section(&mut table, "method")?;
+        method.entry("name").or_insert_with(|| "l_mcl".into());
+        let name = method["name"].as_str().ok_or_else(|| format!("[method] name = {}; accepted: {}", method["name"], methods.join(", ")))?.to_string();
+        if !methods.contains(&name.as_str()) {
+            return Err(format!("[method] unknown method `{name}`; known: {}", methods.join(", ")));
+        }
+        // Options under [method.NAME] count for that method and are dropped for the others.
+        for other in methods {
+            if let Some(Value::Table(own)) = method.get(*other).cloned() {
+                method.remove(*other);
+                if *other == name {
+                    for (key, value) in own {
+                        method.entry(key).or_insert(value);
+                    }
+                }
+            }
+        }
+        Ok(Recipe {
+            data: section(&mut table, "data")?,
+            cohort: section(&mut table, "cohort")?,
+            train: section(&mut table, "train")?,
+            method,
+            save: section(&mut table, "save")?,
+        })
+    }
+
+    /// Values that parse but make no sense.
+    fn check(&self) -> Result<(), String> {
+        let Train { batch, epochs, lr, warmup, accumulate, clip, momentum, weight_decay, label_smoothing, random_erasing, .. } = self.train;
+        let within = |what: &str, value: f64, low: f64, high: f64| {
+            if value >= low && value <= high { Ok(()) } else { Err(format!("{what} = {value}; accepted: {low} to {high}")) }
+        };
+        if self.cohort.archs.is_empty() {
+            return Err("[cohort] archs is empty; name at least one network".into());
+        }
+        if !(self.data.fraction > 0.0 && self.data.fraction <= 1.0) {
+            return Err(format!("[data] fraction = {}; accepted: above 0, up to 1", self.data.fraction));
+        }
+        if batch == 0 || epochs == 0 || accumulate == 0 || self.train.peer_threads == 0 {
+            return Err("[train] batch, epochs, accumulate and peer_threads are at least 1".into());
+        }
+        if warmup >= epochs && warmup > 0 {
+            return Err(format!("[train] warmup = {warmup} epochs of {epochs}; it must be shorter than the run"));
+        }
+        if !(lr > 0.0 && lr.is_finite()) {
+            return Err(format!("[train] lr = {lr}; accepted: a number above 0"));
+        }
+        within("[train] momentum", momentum, 0.0, 0.9999)?;
+        within("[train] weight_decay", weight_decay, 0.0, 10.0)?;
+        within("[train] clip", clip, 0.0, f64::MAX)?;
+        within("[train] label_smoothing", label_smoothing, 0.0, 0.999)?;
+        within("[train] random_erasing", random_erasing, 0.0, 1.0)?;
+        within("[train] mixup", self.train.mixup, 0.0, 100.0)?;
+        within("[train] cutmix", self.train.cutmix, 0.0, 100.0)?;
+        within("[save] every_minutes", self.save.every_minutes, 0.0, 1e6)?;
+        if self.save.every_epochs == 0 {
+            return Err("[save] every_epochs = 0; accepted: 1 or more".into());
+        }
+        for (key, on) in [("sync_bn", self.train.sync_bn), ("gather_negatives", self.train.gather_negatives)] {
+            if on {
+                return Err(format!("[train] {key} = true needs several ranks, and this build runs on one"));
+            }
+        }
+        Ok(())
+    }
+
+    pub fn method_name(&self) -> &str {
+        self.method["name"].as_str().expect("checked when the recipe was read")
+    }
+
+    /// The method's own options: `[method]` without the name.
+    pub fn method_options(&self) -> Table {
+        let mut options = self.method.clone();
+        options.remove("name");
+        options
+    }
+
+    fn table(&self) -> Table {
+        let value = |v: Result<Value, toml::ser::Error>| v.expect("plain structs serialise");
+        let mut table = Table::new();
+        table.insert("data".into(), value(Value::try_from(&self.data)));
+        table.insert("cohort".into(), value(Value::try_from(&self.cohort)));
+        table.insert("train".into(), value(Value::try_from(&self.train)));
+        table.insert("method".into(), Value::Table(self.method.clone()));
+        table.insert("save".into(), value(Value::try_from(&self.save)));
+        table
+    }
+
+    /// As written to the run folder: every key with its value.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(&self.table()).expect("a table of plain values serialises")
+    }
+
+    fn flat(&self) -> BTreeMap<String, String> {
+        fn walk(prefix: &str, value: &Value, out: &mut BTreeMap<String, String>) {
+            match value {
+                Value::Table(table) => table.iter().for_each(|(k, v)| walk(&format!("{prefix}{}{k}", if prefix.is_empty() { "" } else { "." }), v, out)),
+                other => {
+                    out.insert(prefix.to_string(), other.to_string());
+                }
+            }
+        }
+        let mut out = BTreeMap::new();
+        walk("", &Value::Table(self.table()), &mut out);
+        out
+    }
+
+    /// A hash of everything that decides the numbers: epochs too, save not.
+    pub fn hash(&self) -> String {
+        let mut hash = Sha256::new();
+        for (key, value) in self.flat().iter().filter(|(key, _)| !key.starts_with("save.")) {
+            hash.update(format!("{key}={value}\n"));
+        }
+        format!("{:x}", hash.finalize())[..16].to_string()
+    }
+
+    /// May a run begun with `saved` go on with this recipe? Only epochs and save may differ.
+    pub fn check_resume(&self, saved: &Recipe, folder: &Path) -> Result<()> {
+        let (now, then) = (self.flat(), saved.flat());
+        let may_change = |key: &str| key == "train.epochs" || key.starts_with("save.");
+        let mut differences = vec![];
+        for key in now.keys().chain(then.keys()).collect::<std::collections::BTreeSet<_>>() {
+            let (new, old) = (now.get(key), then.get(key));
+            if new != old && !may_change(key) {
+                let show = |v: Option<&String>| v.cloned().unwrap_or_else(|| "absent".into());
+                differences.push(format!("{key} is {} there and {} now", show(old), show(new)));
+            }
+        }
+        if differences.is_empty() {
+            return Ok(());
+        }
+        Err(Error::input(format!("cannot resume {}: {}; only train.epochs, [save], threads and device may differ", folder.display(), differences.join("; "))))
+    }
+}
+
+/// `a.b=value`: the value is TOML, or a string where it is not.
+fn apply(table: &mut Table, set: &str) -> Result<()> {
+    let expected = "accepted: section.key=value, for example train.epochs=3";
+    let (path, text) = set.split_once('=').ok_or_else(|| Error::input(format!("--set {set}: no `=`; {expected}")))?;
+    let keys: Vec<&str> = path.trim().split('.').collect();
+    if keys.len() < 2 || keys.iter().any(|k| k.is_empty()) {
+        return Err(Error::input(format!("--set {set}: `{path}` is not section.key; {expected}")));
+    }
+    let parsed: Result<Table, _> = format!("value = {text}").parse();
+    let value = parsed.ok().and_then(|mut t| t.remove("value")).unwrap_or_else(|| Value::String(text.trim().to_string()));
+    let (last, parents) = keys.split_last().expect("two keys at least");
+    let mut at = table;
+    for key in parents {
+        let next = at.entry(key.to_string()).or_insert_with(|| Value::Table(Table::new()));
+        at = next.as_table_mut().ok_or_else(|| Error::input(format!("--set {set}: `{key}` is not a section; {expected}")))?;
+    }
+    at.insert(last.to_string(), value);
+    Ok(())
+}

@@ -1,0 +1,274 @@
+//! The promises of `mcl-eval`: the backbone stays as it was, no test image chooses anything, the cache is never stale, no row is lost, and
+//! wrong input gets one clear line.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use mcl::eval::cache::Features;
+use mcl::eval::linear_probe::{self, Lbfgs};
+use mcl::eval::protocol::{Protocol, SHIPPED};
+use mcl::eval::results::{self, Record};
+use mcl::eval::subject::{PeerChoice, SubjectArgs};
+use mcl::eval::{Common, few_shot};
+use mcl::nets::{self, Network};
+use mcl::weights::{self, Meta};
+use tch::{Device, Kind, Tensor};
+
+/// A finished run of two untrained ResNet-8, made by hand.
+fn run_folder(root: &Path, name: &str, seed: u64) -> PathBuf {
+    let run = root.join("runs").join(name);
+    fs::create_dir_all(run.join("networks")).unwrap();
+    let arch = nets::find("resnet8").unwrap();
+    for peer in 0..2 {
+        let (_, params) = Network::build(arch, 24, seed + peer as u64, Device::Cpu, Kind::Float);
+        let meta = Meta {
+            arch: arch.name.into(),
+            classes: (0..24).map(|c| format!("class {c}")).collect(),
+            image_size: 32,
+            mean: [0.5; 3],
+            std: [0.25; 3],
+            interpolation: "bilinear".into(),
+            run: name.into(),
+            recipe: "0123456789abcdef".into(),
+            peer: Some(peer),
+            dataset: Some("synthetic".into()),
+            epoch: Some(1),
+        };
+        weights::save_safetensors(&run.join(format!("networks/peer-{peer}.safetensors")), &params.named(), &meta).unwrap();
+    }
+    fs::write(run.join("recipe.toml"), "[data]\nname = \"synthetic\"\n[cohort]\narchs = [\"resnet8\", \"resnet8\"]\n[train]\nseed = 1\n[method]\nname = \"baseline\"\n").unwrap();
+    let metrics = r#"{"epoch":1,"step":10,"test.peer0.top1":4.5,"test.peer1.top1":5.5,"test.ensemble.top1":5.0,"loss":3.2,"weighted.task":3.2,"lambda.0.1.0.0":0.5,"lambda.0.1.0.1":0.6,"gate.0.0":0.4,"images_per_second":100.0}"#;
+    fs::write(run.join("metrics.jsonl"), format!("{metrics}\n")).unwrap();
+    run
+}
+
+fn eval(root: &Path, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_mcl-eval")).args(args).current_dir(root).env("MCL_CACHE", root.join("cache")).env_remove("MCL_DATA").output().unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn done(output: Output) -> Output {
+    assert!(output.status.success(), "{}", stderr(&output));
+    output
+}
+
+fn common() -> Common {
+    Common { data: None, device: Device::Cpu, threads: 1, json: false, quiet: true }
+}
+
+#[test]
+fn a_changed_backbone_is_an_error() {
+    let root = tempfile::tempdir().unwrap();
+    let run = run_folder(root.path(), "one", 1);
+    let subjects = SubjectArgs { runs: vec![run], ..Default::default() }.open(&common(), PeerChoice::Best).unwrap();
+    assert_eq!(subjects.len(), 2, "without a chosen network all are measured");
+    subjects[0].check_unchanged().unwrap();
+    // What a probe with BatchNorm in training mode would do.
+    let (name, buffer) = subjects[0].params.buffers.iter().find(|(n, _)| n.ends_with("running_mean")).unwrap();
+    let _ = buffer.shallow_clone().g_add_scalar_(1e-3);
+    let message = subjects[0].check_unchanged().unwrap_err().to_string();
+    assert!(message.contains("changed while it was measured"), "{name}: {message}");
+}
+
+#[test]
+fn probes_leave_files_and_networks_alone() {
+    let root = tempfile::tempdir().unwrap();
+    let run = run_folder(root.path(), "one", 1);
+    let before = fs::read(run.join("networks/peer-0.safetensors")).unwrap();
+    for protocol in [&["--protocol", "lbfgs", "--set", "cs=[0.01, 1.0]"][..], &["--protocol", "sweep", "--set", "epochs=1"], &["--set", "epochs=1"]] {
+        let args = [&["linear-probe", "--run", "runs/one", "--peer", "0", "--dataset", "synthetic"], protocol].concat();
+        done(eval(root.path(), &args));
+    }
+    assert_eq!(fs::read(run.join("networks/peer-0.safetensors")).unwrap(), before);
+    let rows = results::read(&run).unwrap();
+    assert_eq!(rows.iter().map(|r| r.options["kind"].as_str().unwrap()).collect::<Vec<_>>(), ["lbfgs", "sweep", "paper"]);
+    for row in rows {
+        assert!(row.value >= 0.0 && row.value <= 100.0 && row.ci_low.unwrap() <= row.value && row.value <= row.ci_high.unwrap());
+        assert_eq!(row.detail["confusion"].as_array().unwrap().len(), 12);
+        assert_eq!((row.mean, row.n_test), ([0.5; 3], 480), "normalised as the network was trained");
+    }
+}
+
+/// Features of three classes that a line can tell apart, by formula.
+fn features(count: usize, shift: f64) -> Features {
+    let x: Vec<f32> = (0..count).flat_map(|i| (0..4).map(move |j| ((1.3 * i as f64 + j as f64 + shift).sin() + if i % 3 == j { 1.5 } else { 0.0 }) as f32)).collect();
+    Features { x: Tensor::from_slice(&x).view([-1, 4]), y: (0..count).map(|i| (i % 3) as i64).collect() }
+}
+
+#[test]
+fn no_test_image_chooses_anything() {
+    let protocol: Lbfgs = Protocol::read("lbfgs", &["lbfgs"], &[]).unwrap().options().unwrap();
+    let train = features(120, 0.0);
+    let honest = linear_probe::lbfgs(&protocol, &train, &features(60, 7.0), 3, 1).unwrap();
+    // A test split whose labels are all wrong: whoever peeked would choose something else.
+    let mut lying = features(60, 7.0);
+    lying.y.iter_mut().for_each(|y| *y = (*y + 1) % 3);
+    let lied = linear_probe::lbfgs(&protocol, &train, &lying, 3, 1).unwrap();
+    assert_eq!(honest.chosen, lied.chosen);
+    assert_eq!(honest.score.predicted, lied.score.predicted);
+    assert!(honest.score.top1() > 80.0 && lied.score.top1() < 20.0, "{} {}", honest.score.top1(), lied.score.top1());
+}
+
+#[test]
+fn draws_have_k_of_every_class_and_follow_the_seed() {
+    let labels: Vec<i64> = (0..60).map(|i| i % 3).collect();
+    let drawn = few_shot::draw(&labels, 3, 5, 1, 0).unwrap();
+    for class in 0..3 {
+        assert_eq!(drawn.iter().filter(|&&i| labels[i] == class).count(), 5);
+    }
+    assert_eq!(drawn, few_shot::draw(&labels, 3, 5, 1, 0).unwrap());
+    assert_ne!(drawn, few_shot::draw(&labels, 3, 5, 1, 1).unwrap());
+    assert!(few_shot::draw(&labels, 3, 21, 1, 0).unwrap_err().to_string().contains("class 0 has 20 training images"));
+}
+
+#[test]
+fn cached_features_are_used_only_while_nothing_changed() {
+    let root = tempfile::tempdir().unwrap();
+    let run = run_folder(root.path(), "one", 1);
+    let knn = |extra: &[&str]| stderr(&done(eval(root.path(), &[&["knn", "--run", "runs/one", "--peer", "0", "--dataset", "synthetic", "--k", "5"], extra].concat())));
+    let fresh = |log: &str| (log.matches("extracted and kept").count(), log.matches("from the cache").count());
+    assert_eq!(fresh(&knn(&[])), (2, 0));
+    assert_eq!(fresh(&knn(&[])), (0, 2));
+    assert_eq!(fresh(&knn(&["--image-size", "24"])), (2, 0), "another size");
+    assert_eq!(fresh(&knn(&["--no-cache"])), (0, 0));
+    let file = run.join("networks/peer-0.safetensors");
+    let path = file.to_str().unwrap();
+    let foreign = |mean: &str| stderr(&done(eval(root.path(), &["knn", "--weights", path, "--mean", mean, "--std", "0.25,0.25,0.25", "--dataset", "synthetic", "--k", "5"])));
+    assert_eq!(fresh(&foreign("0.5,0.5,0.5")), (0, 2), "the same network by another door");
+    assert_eq!(fresh(&foreign("0.5,0.5,0.4")), (2, 0), "another normalisation");
+    run_folder(root.path(), "one", 9);
+    assert_eq!(fresh(&knn(&[])), (2, 0), "other weights under the same name");
+    let values: Vec<f64> = results::read(&run).unwrap().iter().map(|r| r.value).collect();
+    assert_eq!((values[0], values[0]), (values[1], values[3]), "cached, fresh and uncached features give the same number: {values:?}");
+}
+
+#[test]
+fn rows_of_several_writers_are_all_there_and_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    // What a killed process leaves behind.
+    fs::write(folder.path().join("results.jsonl"), "{\"command\":\"knn\",\"val").unwrap();
+    std::thread::scope(|scope| {
+        for writer in 0..4 {
+            let folder = folder.path();
+            scope.spawn(move || {
+                for i in 0..25 {
+                    let record = Record { command: "test".into(), variant: format!("{writer}-{i}, \"quoted\""), value: i as f64, ..Default::default() };
+                    results::append(folder, &[record]).unwrap();
+                }
+            });
+        }
+    });
+    let rows = results::read(folder.path()).unwrap();
+    assert_eq!(rows.len(), 100);
+    for writer in 0..4 {
+        let own: Vec<f64> = rows.iter().filter(|r| r.variant.starts_with(&format!("{writer}-"))).map(|r| r.value).collect();
+        assert_eq!(own, (0..25).map(f64::from).collect::<Vec<_>>(), "writer {writer}");
+    }
+    let mut csv = csv::Reader::from_path(folder.path().join("results.csv")).unwrap();
+    assert_eq!(csv.records().map(Result::unwrap).filter(|r| r[1] == *"test" && r[2].ends_with("\"quoted\"")).count(), 100);
+}
+
+#[test]
+fn several_processes_append_to_one_run() {
+    let root = tempfile::tempdir().unwrap();
+    let run = run_folder(root.path(), "one", 1);
+    let start = |_| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mcl-eval"));
+        command.args(["accuracy", "--run", "runs/one", "--threads", "1", "--quiet"]).current_dir(root.path()).stdout(std::process::Stdio::null()).spawn().unwrap()
+    };
+    let children: Vec<_> = (0..3).map(start).collect();
+    for mut child in children {
+        assert!(child.wait().unwrap().success());
+    }
+    // Two networks and the ensemble, three times.
+    let rows = results::read(&run).unwrap();
+    assert_eq!(rows.len(), 9);
+    assert!(rows.iter().all(|r| r.value == rows.iter().find(|o| (o.peer, &o.variant) == (r.peer, &r.variant)).unwrap().value));
+}
+
+#[test]
+fn wrong_input_gets_one_line_and_exit_code_2() {
+    let root = tempfile::tempdir().unwrap();
+    run_folder(root.path(), "one", 1);
+    fs::create_dir_all(root.path().join("runs/empty")).unwrap();
+    let probe = ["linear-probe", "--run", "runs/one", "--dataset", "synthetic"];
+    let with = |extra: &[&'static str]| [&probe[..], extra].concat();
+    let cases: Vec<(Vec<&str>, &str)> = vec![
+        (vec!["linear-probe", "--run", "runs/one", "--dataset", "cifar1000"], "unknown dataset `cifar1000`; known:"),
+        (vec!["knn", "--run", "runs/none", "--dataset", "synthetic"], "no run at runs/none"),
+        (vec!["knn", "--dataset", "synthetic"], "no run at runs/latest; train one"),
+        (vec!["accuracy", "--run", "runs/empty"], "holds no finished networks"),
+        (with(&["--peer", "2"]), "--peer 2: runs/one has 2 networks, 0 to 1"),
+        (with(&["--peer", "best"]), "--peer best: runs/one chose none"),
+        (with(&["--protocol", "papper"]), "unknown protocol `papper`; known: paper, sweep, lbfgs"),
+        (with(&["--set", "epoch=3"]), "--set epoch=3: unknown key `epoch`; known:"),
+        (with(&["--set", "epochs=0"]), "epochs = [64,0]; accepted: 1 or more"),
+        (with(&["--set", "lr=fast"]), "invalid type: string \"fast\""),
+        (vec!["few-shot", "--run", "runs/one", "--dataset", "synthetic", "--shots", "100000"], "--shots 100000: class 0 has"),
+        (vec!["knn", "--weights", "runs/one/networks/none.safetensors", "--dataset", "synthetic"], "none.safetensors"),
+        (vec!["report", "--run", "runs/empty"], "is not a run"),
+        (vec!["report", "--run", "runs/none"], "no run at runs/none"),
+        (vec!["compare", "runs/one,runs/one", "runs/one"], "2 on the left, 1 on the right"),
+        (vec!["tsne", "--run", "runs/one", "--set", "perplexity=5000"], "perplexity 5000"),
+    ];
+    for (args, expected) in cases {
+        let output = eval(root.path(), &args);
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
+        let last = message.lines().last().unwrap_or_default();
+        assert!(last.starts_with("mcl-eval: ") && last.contains(expected), "{args:?}: {message}");
+    }
+}
+
+#[test]
+fn every_shipped_protocol_is_followed_and_takes_only_its_own_keys() {
+    for (name, _) in SHIPPED {
+        let protocol = Protocol::read(name, &[name], &[]).unwrap();
+        assert_eq!(protocol.kind, *name);
+        let changed = Protocol::read(name, &[name], &["image_size=48".into()]).unwrap();
+        assert_ne!(protocol.hash(), changed.hash(), "{name}");
+        assert!(Protocol::read(name, &[name], &["no_such_key=1".into()]).is_err());
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("mine.toml");
+    fs::write(&path, "kind = \"lbfgs\"\ncs = [1.0]\n").unwrap();
+    let mine = Protocol::read(path.to_str().unwrap(), &["paper", "sweep", "lbfgs"], &[]).unwrap();
+    assert_eq!((mine.kind.as_str(), mine.json()["cs"].to_string().as_str(), mine.json()["holdout"].as_f64()), ("lbfgs", "[1.0]", Some(0.1)));
+}
+
+#[test]
+fn every_command_runs_and_the_report_needs_nothing_from_outside() {
+    let root = tempfile::tempdir().unwrap();
+    let run = run_folder(root.path(), "one", 1);
+    run_folder(root.path(), "two", 5);
+    let evaluate = |args: &[&str]| done(eval(root.path(), args));
+    evaluate(&["accuracy", "--run", "runs/one"]);
+    evaluate(&["few-shot", "--run", "runs/one", "--dataset", "synthetic", "--shots", "1,2", "--tries", "2"]);
+    evaluate(&["tsne", "--run", "runs/one", "--run", "runs/two", "--set", "samples=120", "--set", "iterations=60", "--set", "perplexity=10.0"]);
+    evaluate(&["cohort", "--run", "runs/one"]);
+    let compared = evaluate(&["compare", "runs/one,runs/two", "runs/two,runs/one", "--peer", "1", "--json"]);
+    let json: serde_json::Value = serde_json::from_slice(&compared.stdout).expect("one JSON object on stdout");
+    // Swapped sides give the same difference with the other sign.
+    let values: Vec<f64> = json["results"].as_array().unwrap().iter().map(|r| r["value"].as_f64().unwrap()).collect();
+    assert_eq!(values[0], -values[1]);
+    assert_eq!(fs::read_dir(run.join("draws")).unwrap().count(), 4);
+    let figures: Vec<String> = fs::read_dir(run.join("figures")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    for ending in ["svg", "png", "csv"] {
+        assert!(figures.iter().any(|f| f.starts_with("tsne-synthetic") && f.ends_with(ending)), "{figures:?}");
+    }
+    evaluate(&["report", "--run", "runs/one", "--run", "runs/two", "--out", "out"]);
+    let html = fs::read_to_string(root.path().join("out/report.html")).unwrap();
+    for outside in ["src=", "@import", "url(", "href=\"http", "fetch(", "XMLHttp"] {
+        assert!(!html.contains(outside), "{outside}");
+    }
+    assert_eq!(html.matches("http").count(), html.matches("xmlns=\"http://www.w3.org/2000/svg\"").count());
+    for part in ["Pre-training", "Training curves", "Layer matching", "Few-shot", "Where the numbers come from", "<svg"] {
+        assert!(html.contains(part), "{part}");
+    }
+    let rows = csv::Reader::from_path(root.path().join("out/results.csv")).unwrap().into_records().count();
+    assert_eq!(rows, results::read(&run).unwrap().len() + results::read(&root.path().join("runs/two")).unwrap().len());
+}

@@ -1,0 +1,107 @@
+//! Who may import whom: downwards only. A module may use those listed for it; the map is the one in the README.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Lowest first. `*` stands for every module.
+const MAY_USE: &[(&str, &[&str])] = &[
+    ("error", &[]),
+    ("registry", &["error"]),
+    ("rng", &[]),
+    ("files", &["error"]),
+    ("pickle", &["error"]),
+    ("params", &["rng"]),
+    ("device", &["error"]),
+    ("losses", &[]),
+    ("optim", &["error", "params"]),
+    ("nets", &["error", "registry", "rng", "params"]),
+    ("data", &["error", "registry", "rng", "files", "pickle", "recipe"]),
+    ("recipe", &["error", "optim"]),
+    ("weights", &["error", "files", "pickle", "params", "nets"]),
+    ("cohort", &["data", "nets", "params", "rng"]),
+    ("methods", &["cohort", "data", "error", "losses", "nets", "optim", "params", "registry", "rng"]),
+    ("step", &["cohort", "data", "error", "losses", "methods", "nets", "optim", "params", "rng"]),
+    ("metrics", &["error", "files", "nets"]),
+    ("tensorboard", &["error"]),
+    ("runs", &["error", "files"]),
+    ("checkpoint", &["error", "files", "metrics", "params"]),
+    ("report", &["error", "files"]),
+    ("listing", &["error", "data", "methods", "nets"]),
+    ("train", &["checkpoint", "cohort", "data", "error", "files", "methods", "metrics", "nets", "recipe", "runs", "step", "tensorboard", "weights"]),
+    ("eval", &["*"]),
+];
+
+fn rust_files(folder: &Path, out: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() { rust_files(&path, out) } else if path.extension().is_some_and(|e| e == "rs") { out.push(path) }
+    }
+}
+
+fn sources() -> Vec<(String, PathBuf, String)> {
+    let mut files = vec![];
+    rust_files(Path::new("src"), &mut files);
+    let module = |path: &Path| path.strip_prefix("src").unwrap().components().next().unwrap().as_os_str().to_string_lossy().trim_end_matches(".rs").to_string();
+    files.into_iter().map(|path| (module(&path), path.clone(), fs::read_to_string(&path).unwrap())).filter(|(m, ..)| m != "lib" && m != "bin").collect()
+}
+
+/// `crate::a::b`, and the `a, b` of `crate::{a::x, b}`.
+fn imports(text: &str) -> Vec<String> {
+    let mut found = vec![];
+    for line in text.lines().filter(|l| !l.trim_start().starts_with("//")) {
+        for piece in line.split("crate::").skip(1) {
+            let names: Vec<&str> = match piece.strip_prefix('{') {
+                Some(list) => list.split('}').next().unwrap_or_default().split(',').map(str::trim).collect(),
+                None => vec![piece],
+            };
+            found.extend(names.iter().map(|n| n.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>()));
+        }
+    }
+    found
+}
+
+#[test]
+fn modules_import_downwards_only() {
+    let mut faults = vec![];
+    for (module, path, text) in sources() {
+        let Some((_, allowed)) = MAY_USE.iter().find(|(m, _)| *m == module) else {
+            faults.push(format!("{}: module {module} is not on the list", path.display()));
+            continue;
+        };
+        for used in imports(&text) {
+            if used != module && !allowed.contains(&"*") && !allowed.contains(&used.as_str()) {
+                faults.push(format!("{} uses crate::{used}; {module} may use {allowed:?}", path.display()));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// Tensors are made where their inputs live: no GPU is needed to keep this rule, only to notice that it was broken.
+#[test]
+fn no_fixed_device_in_the_maths() {
+    let mut faults = vec![];
+    for (module, path, text) in sources() {
+        if ["nets", "losses", "methods", "optim"].contains(&module.as_str()) {
+            let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+            for (i, line) in code.lines().enumerate().filter(|(_, l)| !l.trim_start().starts_with("//")) {
+                // Random numbers and counters are drawn on the CPU and moved; those lines say so.
+                let fixed = line.contains("Device::Cpu") || line.contains("Device::Cuda") || line.contains("Kind::Float, tch::Device");
+                if fixed && !line.contains("// on the CPU") {
+                    faults.push(format!("{}:{}: {}", path.display(), i + 1, line.trim()));
+                }
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// No architecture, method or dataset is named outside its file, its registry and the recipes.
+#[test]
+fn the_trainer_names_no_method_architecture_or_dataset() {
+    let names = mcl::methods::METHODS.iter().map(|m| m.name).chain(mcl::nets::archs().map(|a| a.name)).chain(mcl::data::DATASETS.iter().map(|d| d.name));
+    let text = fs::read_to_string("src/train.rs").unwrap() + &fs::read_to_string("src/step.rs").unwrap() + &fs::read_to_string("src/cohort.rs").unwrap();
+    for name in names {
+        assert!(!text.contains(&format!("\"{name}\"")), "the trainer names {name}");
+    }
+}

@@ -1,0 +1,108 @@
+//! Recipes: defaults, overrides, refusals, resuming.
+
+use std::path::Path;
+
+use mcl::recipe::Recipe;
+
+const METHODS: &[&str] = &["baseline", "l_mcl"];
+
+fn parse(text: &str, sets: &[&str]) -> Result<Recipe, String> {
+    let sets: Vec<String> = sets.iter().map(|s| s.to_string()).collect();
+    Recipe::parse(text, "test.toml", &sets, METHODS).map_err(|e| {
+        assert_eq!(e.exit_code(), 2);
+        e.to_string()
+    })
+}
+
+/// The CIFAR-100 protocol of section 4.1.
+#[test]
+fn defaults_are_the_papers() {
+    let recipe = parse("", &[]).unwrap();
+    let t = &recipe.train;
+    assert_eq!((t.batch, t.epochs, t.lr, t.momentum, t.weight_decay, t.nesterov), (128, 300, 0.1, 0.9, 5e-4, true));
+    assert_eq!(recipe.data.name, "cifar100");
+    assert_eq!(recipe.method_name(), "l_mcl");
+}
+
+#[test]
+fn overrides_go_through_the_same_check() {
+    let recipe = parse("[train]\nbatch = 64", &["train.batch=32", "data.name=synthetic", "train.schedule={ steps = [3, 5] }", "method.tau=0.07"]).unwrap();
+    assert_eq!(recipe.train.batch, 32);
+    assert_eq!(recipe.data.name, "synthetic");
+    assert_eq!(recipe.method_options()["tau"].as_float(), Some(0.07));
+    let error = parse("", &["train.bacth=32"]).unwrap_err();
+    assert!(error.contains("--set train.bacth=32") && error.contains("unknown field `bacth`") && error.contains("`batch`"), "{error}");
+    let error = parse("", &["train.batch=many"]).unwrap_err();
+    assert!(error.contains("--set train.batch=many") && error.contains("[train]"), "{error}");
+    for malformed in ["train.batch", "batch=3", ".=3"] {
+        let error = parse("", &[malformed]).unwrap_err();
+        assert!(error.contains(malformed) && error.contains("section.key=value"), "{error}");
+    }
+}
+
+#[test]
+fn faults_name_the_file_the_place_and_what_is_accepted() {
+    let error = parse("[train]\nbatch = 64\nepoch = 3\n", &[]).unwrap_err();
+    assert!(error.contains("test.toml") && error.contains("[train]") && error.contains("`epoch`") && error.contains("`epochs`"), "{error}");
+    let error = parse("[trian]\nbatch = 64\n", &[]).unwrap_err();
+    assert!(error.contains("[trian]") && error.contains("[train]"), "{error}");
+    let error = parse("[train]\nbatch = = 3\n", &[]).unwrap_err();
+    assert!(error.contains("line 2"), "{error}");
+    let error = parse("[method]\nname = \"dmll\"", &[]).unwrap_err();
+    assert!(error.contains("`dmll`") && error.contains("baseline"), "{error}");
+    for (text, named) in [
+        ("[data]\nfraction = 0.0", "fraction"),
+        ("[data]\nfraction = 1.5", "fraction"),
+        ("[train]\nlr = -1.0", "lr"),
+        ("[train]\nbatch = 0", "batch"),
+        ("[train]\nepochs = 5\nwarmup = 5", "warmup"),
+        ("[cohort]\narchs = []", "archs"),
+        ("[train]\nsync_bn = true", "sync_bn"),
+        ("[train]\nprecision = \"f8\"", "f8"),
+    ] {
+        let error = parse(text, &[]).unwrap_err();
+        assert!(error.contains(named), "{text}: {error}");
+    }
+}
+
+#[test]
+fn options_of_other_methods_are_left_out() {
+    let text = "[method]\nname = \"l_mcl\"\n[method.l_mcl]\ntau = 0.07\n[method.baseline]\nnothing = 1\n";
+    assert_eq!(parse(text, &[]).unwrap().method_options().keys().collect::<Vec<_>>(), ["tau"]);
+    assert_eq!(parse(text, &["method.name=baseline"]).unwrap().method_options().keys().collect::<Vec<_>>(), ["nothing"]);
+    // What is said for the run itself wins over the table of the method.
+    assert_eq!(parse(text, &["method.tau=0.2"]).unwrap().method_options()["tau"].as_float(), Some(0.2));
+}
+
+#[test]
+fn a_resolved_recipe_reads_back_to_itself() {
+    let recipe = parse("[train]\nschedule = { steps = [30, 60] }\n[data]\nholdout = 20", &["method.tau=0.07"]).unwrap();
+    let again = parse(&recipe.to_toml(), &[]).unwrap();
+    assert_eq!(recipe.to_toml(), again.to_toml());
+    assert_eq!(recipe.hash(), again.hash());
+    assert_ne!(recipe.hash(), parse("", &[]).unwrap().hash());
+}
+
+#[test]
+fn only_epochs_and_save_may_differ_on_resume() {
+    let saved = parse("[train]\nbatch = 64", &[]).unwrap();
+    let folder = Path::new("runs/x");
+    parse("[train]\nbatch = 64\nepochs = 500\n[save]\nevery_epochs = 5", &[]).unwrap().check_resume(&saved, folder).unwrap();
+    let error = parse("[train]\nbatch = 32\nlr = 0.2", &[]).unwrap().check_resume(&saved, folder).unwrap_err().to_string();
+    assert!(error.contains("train.batch is 64 there and 32 now") && error.contains("train.lr"), "{error}");
+}
+
+/// Every recipe we ship is read and refers to things that exist.
+#[test]
+fn shipped_recipes_are_valid() {
+    let methods: Vec<&str> = mcl::methods::METHODS.iter().map(|m| m.name).collect();
+    let mut count = 0;
+    for entry in std::fs::read_dir("protocols/pretrain").unwrap() {
+        let path = entry.unwrap().path();
+        let recipe = Recipe::read(&path, &[], &methods).unwrap_or_else(|e| panic!("{e}"));
+        recipe.cohort.archs.iter().for_each(|arch| drop(mcl::nets::find(arch).unwrap_or_else(|e| panic!("{}: {e}", path.display()))));
+        assert!(mcl::data::DATASETS.iter().any(|d| d.name == recipe.data.name), "{}", path.display());
+        count += 1;
+    }
+    assert!(count >= 30, "{count} recipes");
+}
