@@ -57,7 +57,7 @@ const CLASSES: i64 = 100;
 fn engine(args: &Args, arch: &'static Arch, method: &str, options: &str) -> mcl::error::Result<Engine> {
     let archs = vec![arch; args.networks];
     let labels: Vec<i64> = (0..2 * CLASSES).map(|i| i % CLASSES).collect();
-    let task = Task { archs: &archs, classes: CLASSES, train_labels: &labels, batch: args.batch, rule: RULE, epochs: 300, device: Device::Cpu, kind: Kind::Float, seed: 0 };
+    let task = Task { archs: &archs, classes: CLASSES, train_labels: &labels, batch: args.batch, rule: RULE, epochs: 300, device: Device::Cpu, kind: Kind::Float, seed: 0, holdout: 0, label_smoothing: 0.0 };
     let method = (methods::find(method)?.build)(&task, options.parse().expect("the bench's own options"))?;
     let cohort = Cohort::new(&archs, CLASSES, method.needs().branches, 0, args.peer_threads, Device::Cpu, Kind::Float, 0);
     Ok(Engine::new(cohort, method, RULE))
