@@ -20,7 +20,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("weights", &["error", "files", "pickle", "params", "nets"]),
     ("cohort", &["data", "nets", "params", "rng"]),
     ("methods", &["cohort", "data", "error", "losses", "nets", "optim", "params", "registry", "rng"]),
-    ("step", &["cohort", "data", "error", "losses", "methods", "nets", "optim", "params"]),
+    ("step", &["cohort", "data", "error", "losses", "methods", "nets", "optim", "params", "rng"]),
     ("metrics", &["error", "files", "nets"]),
     ("tensorboard", &["error"]),
     ("runs", &["error", "files"]),

@@ -190,28 +190,11 @@ fn one_seed_gives_identical_bytes_from_any_place_and_other_seeds_do_not() {
 }
 
 #[test]
-fn mixing_adds_a_twin_and_leaves_the_views_alone() {
-    let split = memory(30, 32);
-    let order = sampler::epoch(&split.labels, Sampling::Shuffled, 8, 3, 5).unwrap();
-    let transform = Transform { mix: Some(Mix::default()), ..Transform::pad_crop(32, MEAN, STD) };
-    let run = || Loader::new(&split, order.clone(), transform.clone(), 2, 3, 5, 0).map(|batch| batch.unwrap());
-    for ((batch, again), plain) in run().zip(run()).zip(epoch(&split, 3, 5, 2, 0)) {
-        assert_eq!(batch.views.iter().map(bytes).collect::<Vec<_>>(), plain.0);
-        let (mixed, again) = (batch.mixed.unwrap(), again.mixed.unwrap());
-        assert_eq!(mixed.views.iter().map(bytes).collect::<Vec<_>>(), again.views.iter().map(bytes).collect::<Vec<_>>());
-        assert_eq!(mixed.weight, again.weight);
-        assert_eq!(mixed.views[0].stride(), batch.views[0].stride());
-        assert_eq!(mixed.views[0].size(), batch.views[0].size());
-    }
-}
-
-#[test]
 fn a_transform_can_be_written_down_and_read_back() {
     let plain = Transform::centre(224, MEAN, STD);
     let text = serde_json::to_string(&plain).unwrap();
     assert!(text.starts_with(r#"{"size":224,"crop":{"kind":"centre","resize":256},"flip":false,"mean":[0.5071,"#), "{text}");
     let full = Transform {
-        mix: Some(Mix::default()),
         erase: 0.25,
         rand_augment: Some(RandAugment::default()),
         ..Transform::random_resized(224, MEAN, STD)
