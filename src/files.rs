@@ -18,7 +18,7 @@ pub struct Pending {
 
 impl Pending {
     pub fn create(path: &Path) -> Result<Pending> {
-        let temporary = temporary(path)?;
+        let temporary = temporary(path);
         let file = File::create(&temporary).map_err(Error::io("cannot write", path))?;
         Ok(Pending { file, temporary, path: path.to_path_buf(), committed: false })
     }
@@ -51,9 +51,9 @@ impl Drop for Pending {
 }
 
 /// The name something has until it is whole; `.tmp` in it tells a sweep what was left by a kill.
-fn temporary(path: &Path) -> Result<PathBuf> {
-    let name = path.file_name().ok_or_else(|| Error::input(format!("{}: not a name for a file", path.display())))?;
-    Ok(path.with_file_name(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id())))
+pub fn temporary(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!(".{name}.{}.tmp", std::process::id()))
 }
 
 /// Writes a whole file: readers see the old one or the new one, never a part.
@@ -77,7 +77,7 @@ pub fn point(link: &Path, target: &str) -> Result<()> {
     if link.exists() && !link.is_symlink() {
         return Err(Error::input(format!("{} is a file or folder of its own; a link to {target} belongs there: move it away", link.display())));
     }
-    let temporary = temporary(link)?;
+    let temporary = temporary(link);
     let _ = fs::remove_file(&temporary); // of an earlier process with this number
     std::os::unix::fs::symlink(target, &temporary).map_err(Error::io("cannot link", &temporary))?;
     fs::rename(&temporary, link).map_err(Error::io("cannot link", link))

@@ -6,14 +6,15 @@ use std::time::Instant;
 use tch::Tensor;
 
 use crate::cohort::{Cohort, Peer};
-use crate::data::Batch;
+use crate::data::{Batch, Mix};
 use crate::error::{Error, Result};
-use crate::losses::terms::Term;
+use crate::losses::terms::{Term, Terms};
 use crate::methods::{Batches, Clock, Group, Method, Start, Stepped};
 use crate::nets::Outputs;
 use crate::nets::layers::{Mode, Pass};
 use crate::optim::{Optimizer, Rule, grads, grads_keeping_graph};
 use crate::params::{Named, Params};
+use crate::rng;
 
 /// Everything that changes while a cohort trains.
 pub struct Engine {
@@ -24,6 +25,8 @@ pub struct Engine {
     pub optimizer: Optimizer,
     /// The method's own modules, each with its optimizer.
     pub groups: Vec<(Group, Optimizer)>,
+    /// Mixup and CutMix; none unless the recipe asks.
+    pub mix: Option<Mix>,
 }
 
 /// One row of the loss table, without its graph.
@@ -53,7 +56,7 @@ impl Engine {
         let theta = cohort.params();
         let optimizer = Optimizer::new(rule, &theta);
         let groups = method.groups(&cohort).into_iter().map(|group| { let optimizer = Optimizer::new(group.rule, &group.params); (group, optimizer) }).collect();
-        Engine { cohort, method, theta, optimizer, groups }
+        Engine { cohort, method, theta, optimizer, groups, mix: None }
     }
 
     /// One step on `batches` (several: gradient accumulation, the mean of their gradients). The weights are touched only when every
@@ -68,10 +71,13 @@ impl Engine {
         let mut apart: Vec<Vec<Tensor>> = self.groups.iter().map(|_| vec![]).collect();
         let mut total: Option<Tensor> = None;
         let mut outs: Vec<Outputs> = vec![];
-        for batch in batches {
+        for (i, batch) in batches.iter().enumerate() {
             self.method.prepare(batch, clock)?;
             outs = self.cohort.forward(batch, Mode::Train);
-            let terms = self.method.losses(&outs, batch, clock)?;
+            let terms = match self.mix {
+                None => self.method.losses(&outs, batch, clock)?,
+                Some(mix) => self.mixed_losses(mix, &outs, batch, clock, i as u64)?,
+            };
             let loss = terms.total() * share;
             let mut value = loss.detach();
             for ((group, _), sum) in self.groups.iter().zip(&mut apart).filter(|((g, _), _)| g.apart) {
@@ -115,6 +121,16 @@ impl Engine {
         let meta_seconds = meta.then(|| started.elapsed().as_secs_f64());
         let terms = rows.into_iter().map(|Term { name, peer, weight, value, .. }| TermValue { name, peer, weight, value }).collect();
         Ok(StepReport { terms, notes, grad_norm, extra, meta_seconds })
+    }
+
+    /// The losses with a second forward pass on the mixed views.
+    fn mixed_losses(&mut self, mix: Mix, outs: &[Outputs], batch: &Batch, clock: Clock, i: u64) -> Result<Terms> {
+        let mut rng = rng::stream(clock.seed, "mix", &[clock.step as u64, i]);
+        let mixed = mix.apply(&batch.views, &batch.labels, &mut rng)?;
+        let targets = mixed.targets(&batch.labels, outs[0].logit().size()[1]);
+        let batch_of_mixed = Batch { views: mixed.views, labels: batch.labels.shallow_clone(), index: batch.index.shallow_clone(), noise: rng::derive(batch.noise, "mixed", 0) };
+        let answers = self.cohort.forward(&batch_of_mixed, Mode::Train);
+        self.method.mixed_losses(outs, &answers, &targets, batch, clock)
     }
 
     /// To be called before the first batch of each epoch, not when an epoch is resumed in its middle. `holdout`: the held-out part, if any.

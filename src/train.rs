@@ -11,8 +11,7 @@ use tch::{Device, Kind};
 
 use crate::checkpoint::{Best, Checkpoints, Extra, Progress};
 use crate::cohort::Cohort;
-use crate::data::augment::Crop;
-use crate::data::{self, Batch, Dataset, Loader, Split, Transform, sampler};
+use crate::data::{self, Batch, Dataset, Loader, Mix, RandAugment, Split, Transform, sampler};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::methods::{self, Batches, Clock, Needs, Task, Views};
@@ -129,7 +128,12 @@ fn prepare_data(recipe: &Recipe, data_root: Option<&Path>, archs: &[&'static Arc
     if table.fraction < 1.0 {
         train = train.subset(&sampler::stratified(&train.labels, table.fraction, recipe.train.seed));
     }
-    Ok(Prepared { train, held, train_transform: dataset.train_transform(), test_transform: dataset.test_transform(), dataset })
+    let train_transform = Transform {
+        erase: recipe.train.random_erasing,
+        rand_augment: recipe.train.rand_augment.then(RandAugment::default),
+        ..dataset.train_transform()
+    };
+    Ok(Prepared { train, held, train_transform, test_transform: dataset.test_transform(), dataset })
 }
 
 impl<'a> Trainer<'a> {
@@ -154,6 +158,11 @@ impl<'a> Trainer<'a> {
         };
         let method = (methods::find(recipe.method_name())?.build)(&task, recipe.method_options())?;
         let needs = method.needs();
+        let mix = Mix { mixup: recipe.train.mixup, cutmix: recipe.train.cutmix };
+        let mixes = mix.mixup > 0.0 || mix.cutmix > 0.0;
+        if mixes && !method.mixes() {
+            return Err(Error::input(format!("method {} learns from unmixed images only: set train.mixup and train.cutmix to 0", recipe.method_name())));
+        }
         // Draw one epoch's order now: a batch that cannot be made is said before anything is written.
         sampler::epoch(&data.train.labels, needs.sampling, recipe.train.batch, recipe.train.seed, 0)?;
 
@@ -171,7 +180,7 @@ impl<'a> Trainer<'a> {
         let t = &job.recipe.train;
         let mut cohort = Cohort::new(&needs.archs(&archs), classes, needs.branches, needs.shared_stages, t.peer_threads, job.device, Kind::Float, t.seed);
         cohort.drop_path = t.drop_path;
-        let engine = Engine::new(cohort, method, rule);
+        let engine = Engine { mix: mixes.then_some(mix), ..Engine::new(cohort, method, rule) };
 
         let mut progress = Progress::default();
         if checkpoints.any() {
@@ -430,7 +439,7 @@ impl<'a> Trainer<'a> {
             .into_iter()
             .enumerate()
             .map(|(m, peer)| {
-                let meta = self.meta(peer.arch, &hash);
+                let meta = self.meta(peer.arch, m, &hash);
                 let write = move |path: &Path| weights::save_safetensors(path, &peer.params.named(), &meta);
                 (peer_file(m), Box::new(write) as Box<dyn Fn(&Path) -> Result<()>>)
             })
@@ -441,21 +450,20 @@ impl<'a> Trainer<'a> {
     }
 
     /// What a deployable network says about itself.
-    fn meta(&self, arch: &Arch, recipe_hash: &str) -> Meta {
+    fn meta(&self, arch: &Arch, peer: usize, recipe_hash: &str) -> Meta {
         let dataset = &self.data.dataset;
         Meta {
-            architecture: arch.name.to_string(),
+            arch: arch.name.to_string(),
             classes: dataset.classes.clone(),
             image_size: dataset.image_size as i64,
-            resize: match self.data.test_transform.crop {
-                Crop::Centre { resize } => resize as i64,
-                _ => dataset.image_size as i64,
-            },
             mean: dataset.mean,
             std: dataset.std,
             interpolation: "bilinear".into(),
             run: self.job.out.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-            recipe_hash: recipe_hash.to_string(),
+            recipe: recipe_hash.to_string(),
+            peer: Some(peer),
+            dataset: Some(dataset.name.to_string()),
+            epoch: Some(self.progress.epoch),
         }
     }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use mcl::data::augment::Crop;
-use mcl::data::{Loader, Mix, Picture, Pixels, RandAugment, Raw, Rect, Sampling, Split, Transform, sampler};
+use mcl::data::{Loader, Picture, Pixels, RandAugment, Raw, Rect, Sampling, Split, Transform, sampler};
 use mcl::error::Error;
 use mcl::rng;
 use tch::{IndexOp, Kind, Tensor};

@@ -5,7 +5,6 @@ use rand_distr::{Beta, Distribution, StandardNormal};
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-use super::Mixed;
 use super::picture::{Picture, Rect};
 use super::rand_augment::RandAugment;
 use crate::error::{Error, Result};
@@ -26,9 +25,6 @@ pub struct Transform {
     /// Random erasing (Zhong et al., AAAI 2020) of the finished image with this probability.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub erase: f64,
-    /// A mixed twin of every view.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mix: Option<Mix>,
 }
 
 fn is_zero(probability: &f64) -> bool {
@@ -83,7 +79,7 @@ impl Transform {
 
     /// Testing on small images: normalise only.
     pub fn plain(size: usize, mean: [f64; 3], std: [f64; 3]) -> Transform {
-        Transform { size, crop: Crop::None, flip: false, mean, std, rand_augment: None, erase: 0.0, mix: None }
+        Transform { size, crop: Crop::None, flip: false, mean, std, rand_augment: None, erase: 0.0 }
     }
 
     /// Testing on ImageNet: the shorter side to 8/7 of the size (256 for 224), centre crop.
@@ -214,6 +210,22 @@ fn erase(size: usize, rng: &mut Rng, out: &mut [f32]) {
             }
             return;
         }
+    }
+}
+
+/// Views with another order of the batch mixed in: `weight` of an image's own label, the rest of the one in `labels`.
+#[derive(Debug)]
+pub struct Mixed {
+    pub views: Vec<Tensor>,
+    pub labels: Tensor,
+    pub weight: f64,
+}
+
+impl Mixed {
+    /// The labels of both as probabilities, [B, classes]. `own`: the labels of the images before mixing.
+    pub fn targets(&self, own: &Tensor, classes: i64) -> Tensor {
+        let hot = |labels: &Tensor| labels.one_hot(classes).to_kind(self.views[0].kind());
+        hot(own) * self.weight + hot(&self.labels) * (1.0 - self.weight)
     }
 }
 

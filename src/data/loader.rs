@@ -7,7 +7,7 @@ use rand::{RngCore, SeedableRng};
 use rayon::prelude::*;
 use tch::Tensor;
 
-use super::augment::{Mix, Table, Transform};
+use super::augment::{Table, Transform};
 use super::{Batch, Pixels, Split};
 use crate::error::{Error, Result};
 use crate::rng::{self, Rng};
@@ -97,10 +97,7 @@ impl Maker {
         let labels: Vec<i64> = indices.iter().map(|&i| self.split.labels[i as usize]).collect();
         let index: Vec<i64> = indices.iter().map(|&i| i64::from(i)).collect();
         let noise = rng::stream(self.seed, "noise", &[self.epoch, at]).next_u64();
-        let labels = Tensor::from_slice(&labels);
-        let mix = |mix: Mix| mix.apply(&views, &labels, &mut rng::stream(self.seed, "mix", &[self.epoch, at]));
-        let mixed = self.transform.mix.map(mix).transpose()?;
-        Ok(Batch { views, labels, index: Tensor::from_slice(&index), noise, mixed })
+        Ok(Batch { views, labels: Tensor::from_slice(&labels), index: Tensor::from_slice(&index), noise })
     }
 
     /// The pixels of every view, [B, size, size, 3].

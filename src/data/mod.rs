@@ -302,16 +302,6 @@ pub struct Batch {
     pub index: Tensor,
     /// Seeds what networks draw in training (drop-path): see `nets::layers::Pass`.
     pub noise: u64,
-    /// The views once more, mixed, where the transform asks for it; contrastive terms look at `views`.
-    pub mixed: Option<Mixed>,
-}
-
-/// Every view with another batch order of itself mixed in: `weight` of an image's own label, the rest of the one in `labels`.
-#[derive(Debug)]
-pub struct Mixed {
-    pub views: Vec<Tensor>,
-    pub labels: Tensor,
-    pub weight: f64,
 }
 
 impl Batch {

@@ -1,6 +1,7 @@
 //! Independent training: every network learns from the labels alone.
 
 use serde::{Deserialize, Serialize};
+use tch::Tensor;
 
 use super::{Clock, Method, MethodSpec, Needs, Task, read_options, resolved, task_rows};
 use crate::data::Batch;
@@ -32,9 +33,17 @@ impl Method for Baseline {
         resolved(&self.options)
     }
 
-    fn losses(&self, outs: &[Outputs], batch: &Batch, _: Clock) -> Result<Terms> {
+    fn losses(&self, outs: &[Outputs], batch: &Batch, clock: Clock) -> Result<Terms> {
+        self.mixed_losses(outs, outs, &batch.labels, batch, clock)
+    }
+
+    fn mixes(&self) -> bool {
+        true
+    }
+
+    fn mixed_losses(&self, _: &[Outputs], mixed: &[Outputs], targets: &Tensor, _: &Batch, _: Clock) -> Result<Terms> {
         let mut terms = Terms::default();
-        task_rows(&mut terms, outs, &batch.labels, self.smoothing);
+        task_rows(&mut terms, mixed, targets, self.smoothing);
         Ok(terms)
     }
 }

@@ -1,6 +1,7 @@
 //! Deep Mutual Learning, Zhang et al., CVPR 2018: every network also learns from the predictions of every other one.
 
 use serde::{Deserialize, Serialize};
+use tch::Tensor;
 
 use super::{Clock, Method, MethodSpec, Needs, Task, at_least, mutual_rows, positive, read_options, resolved, task_rows};
 use crate::data::Batch;
@@ -49,10 +50,18 @@ impl Method for Dml {
     }
 
     /// All networks step at once on one batch; the official loop feeds each network a batch of its own.
-    fn losses(&self, outs: &[Outputs], batch: &Batch, _: Clock) -> Result<Terms> {
+    fn losses(&self, outs: &[Outputs], batch: &Batch, clock: Clock) -> Result<Terms> {
+        self.mixed_losses(outs, outs, &batch.labels, batch, clock)
+    }
+
+    fn mixes(&self) -> bool {
+        true
+    }
+
+    fn mixed_losses(&self, _: &[Outputs], mixed: &[Outputs], targets: &Tensor, _: &Batch, _: Clock) -> Result<Terms> {
         let mut terms = Terms::default();
-        task_rows(&mut terms, outs, &batch.labels, self.smoothing);
-        mutual_rows(&mut terms, outs, self.options.temperature);
+        task_rows(&mut terms, mixed, targets, self.smoothing);
+        mutual_rows(&mut terms, mixed, self.options.temperature);
         Ok(terms)
     }
 }

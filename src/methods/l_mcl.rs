@@ -589,17 +589,25 @@ impl Method for LMcl {
         Ok(())
     }
 
-    fn losses(&self, outs: &[Outputs], batch: &Batch, _: Clock) -> Result<Terms> {
+    fn losses(&self, outs: &[Outputs], batch: &Batch, clock: Clock) -> Result<Terms> {
+        self.mixed_losses(outs, outs, &batch.labels, batch, clock)
+    }
+
+    fn mixes(&self) -> bool {
+        true
+    }
+
+    fn mixed_losses(&self, outs: &[Outputs], mixed: &[Outputs], targets: &Tensor, batch: &Batch, _: Clock) -> Result<Terms> {
         let (mut terms, weights) = (Terms::default(), &self.options.terms);
-        for (m, own) in outs.iter().enumerate().filter(|_| weights.task > 0.0) {
-            terms.add_for(m, "task", weights.task, logit::task(&own.logits, &batch.labels, self.smoothing));
+        for (m, own) in mixed.iter().enumerate().filter(|_| weights.task > 0.0) {
+            terms.add_for(m, "task", weights.task, logit::task(&own.logits, targets, self.smoothing));
         }
         if weights.ens > 0.0 || (weights.task_gate > 0.0 && !self.gates.is_empty()) {
-            let ensembles = self.ensembles(outs, &mut terms);
+            let ensembles = self.ensembles(mixed, &mut terms);
             for (m, ensemble) in ensembles.iter().enumerate().filter(|_| weights.task_gate > 0.0 && !self.gates.is_empty()) {
-                terms.add_for(m, "task_gate", weights.task_gate, logit::smooth_ce(ensemble, &batch.labels, self.smoothing));
+                terms.add_for(m, "task_gate", weights.task_gate, logit::smooth_ce(ensemble, targets, self.smoothing));
             }
-            for (a, own) in outs.iter().enumerate().filter(|_| weights.ens > 0.0) {
+            for (a, own) in mixed.iter().enumerate().filter(|_| weights.ens > 0.0) {
                 // Eq. 21 has the other networks for teachers; the released loop lets b = a in.
                 let teachers = ensembles.iter().enumerate().filter(|(b, _)| *b != a || self.options.mode == Mode::Reference);
                 let rows: Vec<Tensor> = teachers.map(|(_, teacher)| logit::kl(teacher, own.logit(), self.options.temperature)).collect();

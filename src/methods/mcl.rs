@@ -176,9 +176,17 @@ impl Method for Mcl {
         Ok(())
     }
 
-    fn losses(&self, outs: &[Outputs], batch: &Batch, _: Clock) -> Result<Terms> {
+    fn losses(&self, outs: &[Outputs], batch: &Batch, clock: Clock) -> Result<Terms> {
+        self.mixed_losses(outs, outs, &batch.labels, batch, clock)
+    }
+
+    fn mixes(&self) -> bool {
+        true
+    }
+
+    fn mixed_losses(&self, outs: &[Outputs], mixed: &[Outputs], targets: &Tensor, batch: &Batch, _: Clock) -> Result<Terms> {
         let mut terms = Terms::default();
-        task_rows(&mut terms, outs, &batch.labels, self.smoothing);
+        task_rows(&mut terms, mixed, targets, self.smoothing);
         let Options { alpha, beta, mode, temperature, .. } = self.options;
         let mimicry = if mode == Mode::Paper { Mimicry::PAPER } else { Mimicry::RELEASED };
         let embeds = Tensor::stack(&self.embed(outs), 0);
@@ -192,12 +200,12 @@ impl Method for Mcl {
         }
         match self.options.logit {
             Logit::None => {}
-            Logit::Dml => mutual_rows(&mut terms, outs, temperature),
+            Logit::Dml => mutual_rows(&mut terms, mixed, temperature),
             Logit::Ensemble => {
-                let mean = logit::mean(&outs.iter().map(|o| o.logit().detach()).collect::<Vec<_>>());
+                let mean = logit::mean(&mixed.iter().map(|o| o.logit().detach()).collect::<Vec<_>>());
                 // The released code teaches both of two networks, and of more only the last.
-                let first = if mode == Mode::Reference && outs.len() > 2 { outs.len() - 1 } else { 0 };
-                for (m, own) in outs.iter().enumerate().skip(first) {
+                let first = if mode == Mode::Reference && mixed.len() > 2 { mixed.len() - 1 } else { 0 };
+                for (m, own) in mixed.iter().enumerate().skip(first) {
                     terms.add_for(m, "ens", 1.0, logit::kl(&mean, own.logit(), temperature));
                 }
             }

@@ -197,6 +197,17 @@ pub trait Method: Send {
 
     fn losses(&self, outs: &[Outputs], batch: &Batch, clock: Clock) -> Result<Terms>;
 
+    /// Can it learn from mixed images (`mixed_losses`)?
+    fn mixes(&self) -> bool {
+        false
+    }
+
+    /// `losses` where images are mixed: terms of labels and logits on `mixed` with the probabilities `targets` [B, C], terms that ask
+    /// whether two images are of one class on the unmixed `outs`.
+    fn mixed_losses(&self, _outs: &[Outputs], _mixed: &[Outputs], _targets: &Tensor, _batch: &Batch, _clock: Clock) -> Result<Terms> {
+        Err(Error::failed("this method learns from unmixed images only"))
+    }
+
     fn groups(&self, _cohort: &Cohort) -> Vec<Group> {
         vec![]
     }

@@ -17,32 +17,38 @@ use crate::nets::{self, Arch, BACKBONE, Network};
 use crate::params::{Named, Params, Scope};
 use safetensors::{Reader, Texts};
 
-/// What a deployable network's file says about it, each field a text in the safetensors header.
+/// What a deployable network says about itself, each field a text in the safetensors header.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Meta {
     /// A name of `mcl-train list archs`.
-    pub architecture: String,
+    #[serde(rename = "architecture")]
+    pub arch: String,
     /// The names of the classes, in the order of the logits.
     pub classes: Vec<String>,
     /// Side of the square images it takes.
     pub image_size: i64,
-    /// What the shorter side of an image is resized to before the middle of `image_size` is cut out.
-    pub resize: i64,
+    /// What channels are normalised with.
     pub mean: [f64; 3],
     pub std: [f64; 3],
     /// How images are resized: `bilinear`.
     pub interpolation: String,
     /// The run it comes from, and the hash of its resolved recipe.
     pub run: String,
-    pub recipe_hash: String,
+    #[serde(rename = "recipe_hash")]
+    pub recipe: String,
+    /// Its place in the cohort.
+    pub peer: Option<usize>,
+    pub dataset: Option<String>,
+    pub epoch: Option<usize>,
 }
 
 impl Meta {
     fn texts(&self) -> Texts {
-        let json = |value: serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
         let serde_json::Value::Object(fields) = serde_json::to_value(self).expect("texts and numbers") else { unreachable!("a struct") };
+        let fields = fields.into_iter().filter(|(_, value)| !value.is_null());
+        let texts = fields.map(|(key, value)| (key, value.as_str().map_or_else(|| value.to_string(), str::to_string)));
         // Tools of the Hugging Face family look for this key.
-        fields.into_iter().map(|(key, value)| (key, json(value))).chain([("format".to_string(), "pt".to_string())]).collect()
+        texts.chain([("format".to_string(), "pt".to_string())]).collect()
     }
 
     /// None where the file names no architecture: another program wrote it.
@@ -50,12 +56,12 @@ impl Meta {
         if !texts.contains_key("architecture") {
             return Ok(None);
         }
-        let is_text = |key: &str| ["architecture", "interpolation", "run", "recipe_hash"].contains(&key);
-        let mut fields = serde_json::Map::new();
-        for (key, text) in texts {
-            let value = if is_text(key) { serde_json::Value::from(text.as_str()) } else { serde_json::from_str(text).unwrap_or(serde_json::Value::from(text.as_str())) };
-            fields.insert(key.clone(), value);
-        }
+        let plain = ["architecture", "interpolation", "run", "recipe_hash", "dataset"];
+        let value = |key: &str, text: &str| match serde_json::from_str(text) {
+            Ok(value) if !plain.contains(&key) => value,
+            _ => serde_json::Value::from(text),
+        };
+        let fields: serde_json::Map<_, _> = texts.iter().map(|(key, text)| (key.clone(), value(key, text))).collect();
         serde_json::from_value(fields.into()).map(Some).map_err(|e| format!("its metadata: {e}"))
     }
 }
@@ -202,8 +208,8 @@ impl Naming<'_> {
 
 /// Copies the tensors of a file into a network's parameters. Anything short of all of them is an error unless the options say otherwise.
 pub fn load_into(params: &Params, weights: &Weights, arch: &Arch, options: &LoadOptions) -> Result<LoadReport> {
-    if let Some(meta) = weights.meta.as_ref().filter(|meta| meta.architecture != arch.name) {
-        return Err(Error::file(&weights.path, format!("holds a {}, not a {}", meta.architecture, arch.name)));
+    if let Some(meta) = weights.meta.as_ref().filter(|meta| meta.arch != arch.name) {
+        return Err(Error::file(&weights.path, format!("holds a {}, not a {}", meta.arch, arch.name)));
     }
     let (report, found) = compare(params, weights, arch, options)?;
     let complete = report.missing.is_empty() && report.unexpected.is_empty() && report.misshapen.is_empty();
@@ -302,7 +308,7 @@ pub fn open(path: &Path, arch: Option<&'static Arch>, device: Device, options: &
     let weights = read(path)?;
     let arch = match (arch, &weights.meta) {
         (Some(arch), _) => arch,
-        (None, Some(meta)) => nets::find(&meta.architecture)?,
+        (None, Some(meta)) => nets::find(&meta.arch)?,
         (None, None) => return Err(Error::file(path, "names no architecture; give it with --arch")),
     };
     let blank = |classes: i64| {
