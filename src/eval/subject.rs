@@ -136,7 +136,7 @@ fn meta(opened: &Opened, dataset: Option<String>) -> Meta {
         mean: stored.map_or([0.0; 3], |m| m.mean),
         std: stored.map_or([1.0; 3], |m| m.std),
         dataset,
-        recipe: stored.map_or(String::new(), |m| m.recipe_hash.clone()),
+        recipe: stored.map_or(String::new(), |m| m.recipe.clone()),
     }
 }
 
