@@ -23,15 +23,17 @@ fn run_folder(root: &Path, name: &str, seed: u64) -> PathBuf {
     for peer in 0..2 {
         let (_, params) = Network::build(arch, 24, seed + peer as u64, Device::Cpu, Kind::Float);
         let meta = Meta {
-            architecture: arch.name.into(),
+            arch: arch.name.into(),
             classes: (0..24).map(|c| format!("class {c}")).collect(),
             image_size: 32,
-            resize: 32,
             mean: [0.5; 3],
             std: [0.25; 3],
             interpolation: "bilinear".into(),
             run: name.into(),
-            recipe_hash: "0123456789abcdef".into(),
+            recipe: "0123456789abcdef".into(),
+            peer: Some(peer),
+            dataset: Some("synthetic".into()),
+            epoch: Some(1),
         };
         weights::save_safetensors(&run.join(format!("networks/peer-{peer}.safetensors")), &params.named(), &meta).unwrap();
     }

@@ -40,6 +40,7 @@ pub struct Record {
     pub arch: String,
     pub peer: Option<usize>,
     pub pretrained_on: String,
+    pub epoch: Option<usize>,
     pub weights: String,
     pub weights_hash: String,
     pub recipe_hash: String,
@@ -71,6 +72,7 @@ impl Record {
             arch: subject.arch.name.into(),
             peer: subject.peer,
             pretrained_on: subject.meta.dataset.clone().unwrap_or_default(),
+            epoch: subject.meta.epoch,
             weights: subject.file.display().to_string(),
             weights_hash: subject.hash.clone(),
             recipe_hash: subject.meta.recipe.clone(),
@@ -106,9 +108,9 @@ impl Record {
 }
 
 /// The columns of results.csv: every plain field.
-const COLUMNS: [&str; 33] = [
+const COLUMNS: [&str; 34] = [
     "time", "command", "variant", "protocol", "protocol_hash", "dataset", "metric", "value", "ci_low", "ci_high", "top5", "seed", "n_train", "n_test",
-    "split_hash", "subject", "run", "method", "arch", "peer", "pretrained_on", "weights", "weights_hash", "recipe_hash", "image_size", "mean", "std",
+    "split_hash", "subject", "run", "method", "arch", "peer", "pretrained_on", "epoch", "weights", "weights_hash", "recipe_hash", "image_size", "mean", "std",
     "device", "threads", "seconds", "version", "commit", "argv",
 ];
 

@@ -35,9 +35,9 @@ pub struct SubjectArgs {
     /// Channel standard deviations, likewise
     #[arg(long, value_delimiter = ',', num_args = 1, requires = "weights", value_name = "R,G,B")]
     pub std: Vec<f64>,
-    /// Where results of --weights go
-    #[arg(long = "results", value_name = "DIR", default_value = "results")]
-    pub results: PathBuf,
+    /// Where results go [default: the run's folder, or results/ for --weights]
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,6 +70,7 @@ pub struct Meta {
     /// What it was trained on.
     pub dataset: Option<String>,
     pub recipe: String,
+    pub epoch: Option<usize>,
 }
 
 /// A frozen network and what is known about it.
@@ -98,7 +99,7 @@ impl SubjectArgs {
         if self.weights.is_empty() {
             let latest = [PathBuf::from("runs/latest")];
             for run in if self.runs.is_empty() { &latest[..] } else { &self.runs } {
-                subjects.extend(open_run(run, self.peer, default, common)?);
+                subjects.extend(open_run(run, self, default, common)?);
             }
         }
         for file in &self.weights {
@@ -118,7 +119,7 @@ impl SubjectArgs {
         let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let hash = hash(&opened.params);
         let Opened { arch, net, params, .. } = opened;
-        Ok(Subject { name, run: None, peer: None, method: String::new(), arch, file: file.to_path_buf(), meta, net, params, hash, out: self.results.clone() })
+        Ok(Subject { name, run: None, peer: None, method: String::new(), arch, file: file.to_path_buf(), meta, net, params, hash, out: self.out.clone().unwrap_or_else(|| PathBuf::from("results")) })
     }
 }
 
@@ -135,7 +136,8 @@ fn meta(opened: &Opened, dataset: Option<String>) -> Meta {
         image_size: stored.map_or(opened.arch.image_size, |m| m.image_size),
         mean: stored.map_or([0.0; 3], |m| m.mean),
         std: stored.map_or([1.0; 3], |m| m.std),
-        dataset,
+        dataset: dataset.or_else(|| stored.and_then(|m| m.dataset.clone())),
+        epoch: stored.and_then(|m| m.epoch),
         recipe: stored.map_or(String::new(), |m| m.recipe.clone()),
     }
 }
@@ -152,7 +154,7 @@ fn three(flag: &str, given: &[f64], stored: Option<[f64; 3]>, file: &Path) -> Re
     }
 }
 
-fn open_run(run: &Path, choice: Option<PeerChoice>, default: PeerChoice, common: &Common) -> Result<Vec<Subject>> {
+fn open_run(run: &Path, args: &SubjectArgs, default: PeerChoice, common: &Common) -> Result<Vec<Subject>> {
     if !run.is_dir() {
         let hint = if run == Path::new("runs/latest") { "train one (`mcl-train run ...`) or name it with --run" } else { "accepted: a folder `mcl-train run` made" };
         return Err(Error::input(format!("no run at {}; {hint}", run.display())));
@@ -163,7 +165,7 @@ fn open_run(run: &Path, choice: Option<PeerChoice>, default: PeerChoice, common:
         return Err(Error::input(format!("{} holds no finished networks (no {}); let the run finish first", run.display(), folder.join("peer-0.safetensors").display())));
     }
     let best = folder.join("best.safetensors");
-    let chosen: Vec<PathBuf> = match choice {
+    let chosen: Vec<PathBuf> = match args.peer {
         Some(PeerChoice::One(m)) => vec![
             files.get(m).cloned().ok_or_else(|| Error::input(format!("--peer {m}: {} has {} networks, 0 to {}", run.display(), files.len(), files.len() - 1)))?,
         ],
@@ -174,10 +176,10 @@ fn open_run(run: &Path, choice: Option<PeerChoice>, default: PeerChoice, common:
         None if default == PeerChoice::Best && best.exists() => vec![best],
         _ => files,
     };
-    chosen.iter().map(|file| open_peer(run, file, common)).collect()
+    chosen.iter().map(|file| open_peer(run, file, args.out.as_deref().unwrap_or(run), common)).collect()
 }
 
-fn open_peer(run: &Path, file: &Path, common: &Common) -> Result<Subject> {
+fn open_peer(run: &Path, file: &Path, out: &Path, common: &Common) -> Result<Subject> {
     let opened = weights::open(file, None, common.device, &options())?;
     // `best` is a link to the network it means.
     let real = file.canonicalize().map_err(Error::open(file))?;
@@ -189,7 +191,7 @@ fn open_peer(run: &Path, file: &Path, common: &Common) -> Result<Subject> {
     let meta = meta(&opened, Some(recipe.dataset));
     let hash = hash(&opened.params);
     let Opened { arch, net, params, .. } = opened;
-    Ok(Subject { name, run: Some(run.to_path_buf()), peer, method: recipe.method, arch, file: real, meta, net, params, hash, out: run.to_path_buf() })
+    Ok(Subject { name, run: Some(run.to_path_buf()), peer, method: recipe.method, arch, file: real, meta, net, params, hash, out: out.to_path_buf() })
 }
 
 /// Two runs of one name get their place in the list.
