@@ -70,18 +70,40 @@ fn main() {
     for kind in [Kind::Float, Kind::Double] {
         let began = Instant::now();
         // scikit-learn's own tolerance.
-        let fitted = logreg::fit(&x.to_kind(kind), &labels, 100, Options { c: 1.0, tolerance: 1e-4, max_iterations: 1000 }, None).expect("a fit");
-        println!("logreg_s {:.3} ({kind:?}, loss {:.8}, gradient {:.1e}, {} iterations, {} evaluations)", began.elapsed().as_secs_f64(), fitted.loss, fitted.gradient, fitted.iterations, fitted.evaluations);
+        let fitted =
+            logreg::fit(&x.to_kind(kind), &labels, 100, Options { c: 1.0, tolerance: 1e-4, max_iterations: 1000 }, None).expect("a fit");
+        println!(
+            "logreg_s {:.3} ({kind:?}, loss {:.8}, gradient {:.1e}, {} iterations, {} evaluations)",
+            began.elapsed().as_secs_f64(),
+            fitted.loss,
+            fitted.gradient,
+            fitted.iterations,
+            fitted.evaluations
+        );
     }
     let x = x.narrow(0, 0, 5000);
     let start = embedding::pca_start(&x);
-    let p = Tsne { image_size: 0, samples: 5000, perplexity: 30.0, exaggeration: 12.0, iterations: 750, engine: Engine::Bhtsne, seed: 1, neighbours: 15 };
+    let p = Tsne {
+        image_size: 0,
+        samples: 5000,
+        perplexity: 30.0,
+        exaggeration: 12.0,
+        iterations: 750,
+        engine: Engine::Bhtsne,
+        seed: 1,
+        neighbours: 15,
+    };
     let began = Instant::now();
     let map = tsne::embed(&x, &start, &p).expect("a map");
     let seconds = began.elapsed().as_secs_f64();
-    println!("tsne_s {seconds:.3} (KL {:.4}, {:.1} % of 15 neighbours kept)", embedding::kl(&x, &map, 30.0).expect("a divergence"), 100.0 * embedding::neighbours_kept(&x, &map, 15));
+    println!(
+        "tsne_s {seconds:.3} (KL {:.4}, {:.1} % of 15 neighbours kept)",
+        embedding::kl(&x, &map, 30.0).expect("a divergence"),
+        100.0 * embedding::neighbours_kept(&x, &map, 15)
+    );
     if let Some(folder) = &folder {
         let flat: Vec<f64> = map.into_iter().flatten().collect();
-        Tensor::write_safetensors(&[("map", Tensor::from_slice(&flat).view([-1, 2]))], format!("{folder}/map.safetensors")).expect("a folder to write to");
+        Tensor::write_safetensors(&[("map", Tensor::from_slice(&flat).view([-1, 2]))], format!("{folder}/map.safetensors"))
+            .expect("a folder to write to");
     }
 }

@@ -54,7 +54,9 @@ impl FromStr for PeerChoice {
         match text {
             "best" => Ok(PeerChoice::Best),
             "all" => Ok(PeerChoice::All),
-            _ => text.parse().map(PeerChoice::One).map_err(|_| Error::input(format!("peer `{text}`; accepted: a number from 0, best, all"))),
+            _ => {
+                text.parse().map(PeerChoice::One).map_err(|_| Error::input(format!("peer `{text}`; accepted: a number from 0, best, all")))
+            }
         }
     }
 }
@@ -119,7 +121,19 @@ impl SubjectArgs {
         let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let hash = hash(&opened.params);
         let Opened { arch, net, params, .. } = opened;
-        Ok(Subject { name, run: None, peer: None, method: String::new(), arch, file: file.to_path_buf(), meta, net, params, hash, out: self.out.clone().unwrap_or_else(|| PathBuf::from("results")) })
+        Ok(Subject {
+            name,
+            run: None,
+            peer: None,
+            method: String::new(),
+            arch,
+            file: file.to_path_buf(),
+            meta,
+            net,
+            params,
+            hash,
+            out: self.out.clone().unwrap_or_else(|| PathBuf::from("results")),
+        })
     }
 }
 
@@ -156,21 +170,32 @@ fn three(flag: &str, given: &[f64], stored: Option<[f64; 3]>, file: &Path) -> Re
 
 fn open_run(run: &Path, args: &SubjectArgs, default: PeerChoice, common: &Common) -> Result<Vec<Subject>> {
     if !run.is_dir() {
-        let hint = if run == Path::new("runs/latest") { "train one (`mcl-train run ...`) or name it with --run" } else { "accepted: a folder `mcl-train run` made" };
+        let hint = if run == Path::new("runs/latest") {
+            "train one (`mcl-train run ...`) or name it with --run"
+        } else {
+            "accepted: a folder `mcl-train run` made"
+        };
         return Err(Error::input(format!("no run at {}; {hint}", run.display())));
     }
     let folder = run.join("networks");
     let files: Vec<PathBuf> = (0..).map(|m| folder.join(format!("peer-{m}.safetensors"))).take_while(|f| f.exists()).collect();
     if files.is_empty() {
-        return Err(Error::input(format!("{} holds no finished networks (no {}); let the run finish first", run.display(), folder.join("peer-0.safetensors").display())));
+        return Err(Error::input(format!(
+            "{} holds no finished networks (no {}); let the run finish first",
+            run.display(),
+            folder.join("peer-0.safetensors").display()
+        )));
     }
     let best = folder.join("best.safetensors");
     let chosen: Vec<PathBuf> = match args.peer {
-        Some(PeerChoice::One(m)) => vec![
-            files.get(m).cloned().ok_or_else(|| Error::input(format!("--peer {m}: {} has {} networks, 0 to {}", run.display(), files.len(), files.len() - 1)))?,
-        ],
+        Some(PeerChoice::One(m)) => vec![files.get(m).cloned().ok_or_else(|| {
+            Error::input(format!("--peer {m}: {} has {} networks, 0 to {}", run.display(), files.len(), files.len() - 1))
+        })?],
         Some(PeerChoice::Best) if !best.exists() => {
-            return Err(Error::input(format!("--peer best: {} chose none, because it held no images out; accepted: a number, all", run.display())));
+            return Err(Error::input(format!(
+                "--peer best: {} chose none, because it held no images out; accepted: a number, all",
+                run.display()
+            )));
         }
         Some(PeerChoice::Best) => vec![best],
         None if default == PeerChoice::Best && best.exists() => vec![best],
@@ -191,7 +216,19 @@ fn open_peer(run: &Path, file: &Path, out: &Path, common: &Common) -> Result<Sub
     let meta = meta(&opened, Some(recipe.dataset));
     let hash = hash(&opened.params);
     let Opened { arch, net, params, .. } = opened;
-    Ok(Subject { name, run: Some(run.to_path_buf()), peer, method: recipe.method, arch, file: real, meta, net, params, hash, out: out.to_path_buf() })
+    Ok(Subject {
+        name,
+        run: Some(run.to_path_buf()),
+        peer,
+        method: recipe.method,
+        arch,
+        file: real,
+        meta,
+        net,
+        params,
+        hash,
+        out: out.to_path_buf(),
+    })
 }
 
 /// Two runs of one name get their place in the list.
@@ -233,6 +270,9 @@ impl Subject {
         if now == self.hash {
             return Ok(());
         }
-        Err(Error::failed(format!("{}: the backbone's weights or buffers changed while it was measured ({} before, {now} after)", self.name, self.hash)))
+        Err(Error::failed(format!(
+            "{}: the backbone's weights or buffers changed while it was measured ({} before, {now} after)",
+            self.name, self.hash
+        )))
     }
 }
