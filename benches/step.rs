@@ -63,6 +63,8 @@ fn engine(args: &Args, arch: &'static Arch, method: &str, options: &str) -> mcl:
         train_labels: &labels,
         batch: args.batch,
         rule: RULE,
+        label_smoothing: 0.0,
+        holdout: 0,
         epochs: 300,
         device: Device::Cpu,
         kind: Kind::Float,

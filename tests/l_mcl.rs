@@ -1,5 +1,6 @@
 //! The method as a whole: its parts at known values, its options, its refusals.
 
+use mcl::cohort::Cohort;
 use mcl::data::{Batch, Sampling};
 use mcl::losses::contrast::Pairs;
 use mcl::losses::terms::Terms;
@@ -52,6 +53,11 @@ fn names(terms: &Terms) -> Vec<&'static str> {
 
 const TWO: [Shape; 2] = [Shape { stages: 2, width: 4 }, Shape { stages: 3, width: 5 }];
 
+/// Its groups are its own modules: it asks nothing of the cohort.
+fn nobody() -> Cohort {
+    Cohort { peers: vec![], shared_stages: 0, threads: 1, drop_path: false }
+}
+
 #[test]
 fn lambda_of_equal_and_opposite_projections() {
     let scope = Scope::root(0, Device::Cpu, Kind::Double);
@@ -99,7 +105,7 @@ fn a_gate_of_zeros_is_the_mean_of_the_stages() {
     let (a, b) = (gated.losses(&outs, &batch(), CLOCK).unwrap(), ungated.losses(&outs, &batch(), CLOCK).unwrap());
     assert!((sum(&a, "ens") - sum(&b, "ens")).abs() < 1e-12 && sum(&a, "ens") > 0.0);
     assert!(names(&a).contains(&"task_gate") && !names(&b).contains(&"task_gate"));
-    assert!(ungated.groups().iter().all(|g| g.name != "gates"));
+    assert!(ungated.groups(&nobody()).iter().all(|g| g.name != "gates"));
 }
 
 #[test]
@@ -139,7 +145,7 @@ fn terms_can_be_switched_and_weighted() {
     );
     let logits_only = method(parsed("dim = 4\nalpha = 0\nbeta = 0"), &TWO);
     assert_eq!(names(&logits_only.losses(&outs, &batch(), CLOCK).unwrap()), ["task", "task_gate", "ens"]);
-    assert!(logits_only.groups().iter().all(|g| g.name != "heads"), "heads that nothing trains are no group");
+    assert!(logits_only.groups(&nobody()).iter().all(|g| g.name != "heads"), "heads that nothing trains are no group");
 }
 
 #[test]
@@ -215,6 +221,8 @@ fn what_it_cannot_do_is_refused_by_name() {
             train_labels: labels,
             batch: 6,
             rule: RULE,
+            label_smoothing: 0.0,
+            holdout: 0,
             epochs: 1,
             device: Device::Cpu,
             kind: Kind::Float,

@@ -102,7 +102,9 @@ fn shipped_recipes_are_valid() {
     for entry in std::fs::read_dir("protocols/pretrain").unwrap() {
         let path = entry.unwrap().path();
         let recipe = Recipe::read(&path, &[], &methods).unwrap_or_else(|e| panic!("{e}"));
-        recipe.cohort.archs.iter().for_each(|arch| drop(mcl::nets::find(arch).unwrap_or_else(|e| panic!("{}: {e}", path.display()))));
+        for arch in &recipe.cohort.archs {
+            assert!(mcl::nets::find(arch).is_ok(), "{}: {arch}", path.display());
+        }
         assert!(mcl::data::DATASETS.iter().any(|d| d.name == recipe.data.name), "{}", path.display());
         count += 1;
     }

@@ -43,6 +43,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    mcl::memory::keep_large_blocks();
     let cli = Cli::parse();
     let threads = device::set_threads(cli.threads);
     let common = Common { data: cli.data, device: cli.device.0, threads, json: cli.json, quiet: cli.quiet };

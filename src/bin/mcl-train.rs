@@ -76,6 +76,7 @@ struct RunArgs {
 }
 
 fn main() -> ExitCode {
+    mcl::memory::keep_large_blocks();
     match act(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {

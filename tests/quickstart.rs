@@ -1,0 +1,22 @@
+//! The first thing a newcomer runs: `make pretrain` learns something on the embedded images.
+
+mod support;
+
+use support::{TRAIN, text};
+
+/// 32 classes: chance is 3.125 %. Every network must come above five times that.
+#[test]
+fn the_quickstart_comes_above_five_times_chance() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run");
+    let output = std::process::Command::new(TRAIN).args(["run", "protocols/pretrain/quickstart.toml", "--device", "cpu", "--quiet", "--out"]).arg(&out).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.contains("Run folder") && said.contains("mcl-eval linear-probe"), "{said}");
+    let metrics = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
+    let last: serde_json::Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
+    for peer in 0..2 {
+        let top1 = last[format!("test.peer{peer}.top1")].as_f64().unwrap();
+        assert!(top1 > 5.0 * 100.0 / 32.0, "network {peer}: {top1} %");
+    }
+}
