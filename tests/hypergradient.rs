@@ -140,6 +140,8 @@ fn engine(options: &str) -> Engine {
         train_labels: &labels,
         batch: 8,
         rule: RULE,
+        label_smoothing: 0.0,
+        holdout: 0,
         epochs: 2,
         device: Device::Cpu,
         kind: Kind::Float,
