@@ -21,10 +21,10 @@ fn run_folder(root: &Path, name: &str, seed: u64) -> PathBuf {
     fs::create_dir_all(run.join("networks")).unwrap();
     let arch = nets::find("resnet8").unwrap();
     for peer in 0..2 {
-        let (_, params) = Network::build(arch, 24, seed + peer as u64, Device::Cpu, Kind::Float);
+        let (_, params) = Network::build(arch, 32, seed + peer as u64, Device::Cpu, Kind::Float);
         let meta = Meta {
             arch: arch.name.into(),
-            classes: (0..24).map(|c| format!("class {c}")).collect(),
+            classes: (0..32).map(|c| format!("class {c}")).collect(),
             image_size: 32,
             mean: [0.5; 3],
             std: [0.25; 3],
@@ -100,7 +100,7 @@ fn probes_leave_files_and_networks_alone() {
     assert_eq!(rows.iter().map(|r| r.options["kind"].as_str().unwrap()).collect::<Vec<_>>(), ["lbfgs", "sweep", "paper"]);
     for row in rows {
         assert!(row.value >= 0.0 && row.value <= 100.0 && row.ci_low.unwrap() <= row.value && row.value <= row.ci_high.unwrap());
-        assert_eq!(row.detail["confusion"].as_array().unwrap().len(), 12);
+        assert_eq!(row.detail["confusion"].as_array().unwrap().len(), 16);
         assert_eq!((row.mean, row.n_test), ([0.5; 3], 480), "normalised as the network was trained");
     }
 }
