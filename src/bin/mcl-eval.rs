@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use mcl::device::{self, DeviceChoice};
 use mcl::error::Result;
-use mcl::eval::{Common, data, doctor, selftest};
+use mcl::eval::{Common, data, doctor, embed, selftest};
 
 #[derive(Parser)]
 #[command(name = "mcl-eval", version, about = "Measure how well pre-trained networks transfer; look after data and set-up")]
@@ -35,6 +35,7 @@ enum Command {
     /// Check libtorch, devices, datasets, disk
     Doctor,
     Selftest(selftest::SelftestArgs),
+    Embed(embed::EmbedArgs),
     /// List, check or fetch datasets
     #[command(subcommand)]
     Data(data::DataCommand),
@@ -57,6 +58,7 @@ fn act(command: Command, common: &Common) -> Result<()> {
     match command {
         Command::Doctor => doctor::run(common),
         Command::Selftest(args) => selftest::run(&args, common),
+        Command::Embed(args) => embed::run(&args, common),
         Command::Data(command) => data::run(&command, common),
     }
 }

@@ -2,6 +2,8 @@
 
 pub mod data;
 pub mod doctor;
+pub mod embed;
+pub mod features;
 pub mod selftest;
 
 use std::path::PathBuf;
@@ -16,4 +18,13 @@ pub struct Common {
     /// One JSON object on stdout.
     pub json: bool,
     pub quiet: bool,
+}
+
+impl Common {
+    /// A line for the person watching.
+    pub fn say(&self, line: impl AsRef<str>) {
+        if !self.quiet {
+            eprintln!("{}", line.as_ref());
+        }
+    }
 }
