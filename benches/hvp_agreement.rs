@@ -53,7 +53,15 @@ fn main() -> Result<()> {
     let set = data::open(&args.dataset, args.data.as_deref(), &data::Options::default())?;
     let classes = set.classes.len() as i64;
     let shapes = [Shape { stages: arch.depth, width: arch.dim }; 2];
-    let setting = Setting { shapes: &shapes, train_labels: &set.train.labels, batch: args.batch, rule: RULE, device: Device::Cpu, kind: Kind::Float, seed: 0 };
+    let setting = Setting {
+        shapes: &shapes,
+        train_labels: &set.train.labels,
+        batch: args.batch,
+        rule: RULE,
+        device: Device::Cpu,
+        kind: Kind::Float,
+        seed: 0,
+    };
     let method = || LMcl::new(Options { hvp: Hvp::Difference, ..Options::default() }, &setting);
     // The engine owns its method; `probe` is a second one that takes over its heads and meta-network to be asked for gradients.
     let mut probe = method()?;

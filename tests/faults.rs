@@ -83,7 +83,7 @@ fn a_weight_that_is_not_a_number_stops_the_run_before_a_step() {
     assert_refused(&output, 1, &["step 0", "task", "network 0", "diverged-step-0.safetensors"]);
     let replay = tch::Tensor::read_safetensors(next.join("diverged-step-0.safetensors")).unwrap();
     let images = &replay.iter().find(|(n, _)| n == "batch.0.view.0").unwrap().1;
-    assert_eq!(images.size(), [16, 3, 32, 32]);
+    assert_eq!(images.size(), [16, 3, 16, 16]);
 }
 
 #[test]

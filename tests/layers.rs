@@ -9,6 +9,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("registry", &["error"]),
     ("rng", &[]),
     ("files", &["error"]),
+    ("memory", &[]),
     ("pickle", &["error"]),
     ("params", &["rng"]),
     ("device", &["error"]),

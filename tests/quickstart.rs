@@ -9,7 +9,11 @@ use support::{TRAIN, text};
 fn the_quickstart_comes_above_five_times_chance() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("run");
-    let output = std::process::Command::new(TRAIN).args(["run", "protocols/pretrain/quickstart.toml", "--device", "cpu", "--quiet", "--out"]).arg(&out).output().unwrap();
+    let output = std::process::Command::new(TRAIN)
+        .args(["run", "protocols/pretrain/quickstart.toml", "--device", "cpu", "--quiet", "--out"])
+        .arg(&out)
+        .output()
+        .unwrap();
     assert!(output.status.success(), "{}", text(&output));
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(said.contains("Run folder") && said.contains("mcl-eval linear-probe"), "{said}");

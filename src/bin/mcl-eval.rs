@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use mcl::device::{self, DeviceChoice};
 use mcl::error::Result;
-use mcl::eval::{self, Common, data, doctor, selftest};
+use mcl::eval::{self, Common, data, doctor, embed, selftest};
 
 #[derive(Parser)]
 #[command(name = "mcl-eval", version, about = "Measure how well pre-trained networks transfer; look after data and set-up")]
@@ -37,6 +37,7 @@ enum Command {
     #[command(flatten)]
     Measure(eval::Command),
     Selftest(selftest::SelftestArgs),
+    Embed(embed::EmbedArgs),
     /// List, check or fetch datasets
     #[command(subcommand)]
     Data(data::DataCommand),
@@ -61,6 +62,7 @@ fn act(command: Command, common: &Common) -> Result<()> {
         Command::Doctor => doctor::run(common),
         Command::Measure(command) => command.run(common),
         Command::Selftest(args) => selftest::run(&args, common),
+        Command::Embed(args) => embed::run(&args, common),
         Command::Data(command) => data::run(&command, common),
     }
 }

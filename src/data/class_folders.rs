@@ -19,6 +19,15 @@ pub fn images(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(entries(dir, is_image)?.into_iter().map(|name| dir.join(name)).collect())
 }
 
+/// The image files inside `dir` and all folders in it, those of a folder before those of the folders in it.
+pub fn images_below(dir: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = images(dir)?;
+    for folder in class_names(dir)? {
+        files.extend(images_below(&dir.join(folder))?);
+    }
+    Ok(files)
+}
+
 /// Files and labels of the folders `dir/CLASS`, plus `inside` that is appended to each; a class of `classes` that is not there has none.
 pub fn labelled(dir: &Path, classes: &[String], inside: &str) -> Result<(Vec<PathBuf>, Vec<i64>)> {
     let (mut files, mut labels) = (vec![], vec![]);

@@ -27,6 +27,7 @@ use crate::error::{Error, Result};
 use crate::registry;
 
 pub use augment::{Mix, Transform};
+pub use class_folders::images_below;
 pub use fetch::Archive;
 pub use loader::Loader;
 pub use picture::{Picture, Rect};

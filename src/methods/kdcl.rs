@@ -77,7 +77,7 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
 }
 
 fn uniform(count: i64) -> Tensor {
-    Tensor::full([count], 1.0 / count as f64, (Kind::Double, Device::Cpu))
+    Tensor::full([count], 1.0 / count as f64, (Kind::Double, Device::Cpu)) // on the CPU: M numbers
 }
 
 /// The logits of the network with the lowest cross-entropy, the first of equals. `logits` [M, B, C], `labels` [B] -> [B, C].
@@ -138,7 +138,7 @@ pub fn general(errors: &Tensor) -> Tensor {
 /// Sum over samples of the inner products of the networks' errors: softmax minus one-hot. [M, B, C] -> [M, M] in f64 on the CPU.
 pub fn error_products(logits: &Tensor, labels: &Tensor) -> Tensor {
     let errors = logits.softmax(-1, None) - labels.one_hot(logits.size()[2]).to_kind(logits.kind());
-    let rows = errors.flatten(1, 2).to_kind(Kind::Double).to_device(Device::Cpu);
+    let rows = errors.flatten(1, 2).to_kind(Kind::Double).to_device(Device::Cpu); // on the CPU: solved there
     rows.matmul(&rows.tr())
 }
 
@@ -162,7 +162,7 @@ impl Method for Kdcl {
         }
         let _guard = tch::no_grad_guard();
         let count = cohort.peers.len() as i64;
-        let mut products = Tensor::zeros([count, count], (Kind::Double, Device::Cpu));
+        let mut products = Tensor::zeros([count, count], (Kind::Double, Device::Cpu)); // on the CPU: M numbers
         let mut images = 0;
         for batch in holdout.ok_or_else(|| Error::failed("kdcl was not given the held-out images"))? {
             let mut batch = batch?;

@@ -326,8 +326,8 @@ fn paired_classes(labels: &[i64]) -> Result<()> {
 /// Channels, height and width of each stage's map and, last, of the map that is pooled, for images of the architecture's own size.
 fn map_shapes(arch: &Arch) -> Vec<[i64; 3]> {
     let _guard = tch::no_grad_guard();
-    let (net, _) = Network::build(arch, 1, 0, Device::Cpu, Kind::Float);
-    let outs = net.forward(&Tensor::zeros([1, 3, arch.image_size, arch.image_size], (Kind::Float, Device::Cpu)), Pass::EVAL);
+    let (net, _) = Network::build(arch, 1, 0, Device::Cpu, Kind::Float); // on the CPU: only its shapes are read
+    let outs = net.forward(&Tensor::zeros([1, 3, arch.image_size, arch.image_size], (Kind::Float, Device::Cpu)), Pass::EVAL); // on the CPU
     outs.maps
         .iter()
         .chain([&outs.pre_pool])

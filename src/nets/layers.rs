@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 
 use tch::{Kind, Tensor};
 
+use super::direct::{Direct, Then};
 use crate::params::{Init, Scope};
 
 /// A part of a network: one tensor in, one tensor out. Not tch's `ModuleT`, because a pass is more than train or eval (see `Pass`).
@@ -158,13 +159,13 @@ const BN_MOMENTUM: f64 = 0.1;
 
 impl BatchNorm {
     pub fn new(scope: Scope, channels: i64) -> BatchNorm {
-        let cpu = (Kind::Float, tch::Device::Cpu);
+        let cpu = |kind| (kind, tch::Device::Cpu); // on the CPU: the scope moves them
         BatchNorm {
             weight: scope.var("weight", &[channels], Init::Const(1.0)),
             bias: scope.var("bias", &[channels], Init::Const(0.0)),
-            mean: scope.buffer("running_mean", Tensor::zeros([channels], cpu)),
-            var: scope.buffer("running_var", Tensor::ones([channels], cpu)),
-            batches: scope.buffer("num_batches_tracked", Tensor::zeros([], (Kind::Int64, tch::Device::Cpu))),
+            mean: scope.buffer("running_mean", Tensor::zeros([channels], cpu(Kind::Float))),
+            var: scope.buffer("running_var", Tensor::ones([channels], cpu(Kind::Float))),
+            batches: scope.buffer("num_batches_tracked", Tensor::zeros([], cpu(Kind::Int64))),
         }
     }
 
@@ -198,46 +199,76 @@ impl Layer for BatchNorm {
 pub struct ConvBn {
     conv: Conv,
     bn: BatchNorm,
-    folded: RefCell<Option<(Tensor, Tensor)>>,
+    frozen: RefCell<Option<Frozen>>,
+}
+
+/// Convolution and BatchNorm as one convolution with a bias.
+enum Frozen {
+    /// With what follows it in one pass over memory.
+    Direct(Direct),
+    Folded {
+        weight: Tensor,
+        bias: Tensor,
+    },
 }
 
 impl ConvBn {
     /// Two scopes, because the pair is named by the network (`conv1`/`bn1`, `downsample.0`/`.1`, WRN's `conv1`/`bn2`).
     pub fn new(conv: Scope, bn: Scope, shape: ConvShape, init: Init) -> ConvBn {
-        ConvBn { bn: BatchNorm::new(bn, shape.c_out), conv: Conv::new(conv, shape, init), folded: RefCell::new(None) }
+        ConvBn { bn: BatchNorm::new(bn, shape.c_out), conv: Conv::new(conv, shape, init), frozen: RefCell::new(None) }
     }
 
     /// The same with a bias in the convolution (HCGNet's gates).
     pub fn biased(conv: Scope, bn: Scope, shape: ConvShape, init: Init) -> ConvBn {
-        ConvBn { bn: BatchNorm::new(bn, shape.c_out), conv: Conv::biased(conv, shape, init), folded: RefCell::new(None) }
+        ConvBn { bn: BatchNorm::new(bn, shape.c_out), conv: Conv::biased(conv, shape, init), frozen: RefCell::new(None) }
     }
 
     /// With a ReLU in place.
     pub fn relu(&self, xs: &Tensor, pass: Pass) -> Tensor {
-        self.forward(xs, pass).relu_()
+        self.run(xs, Then::Relu, pass)
     }
 
     /// ReLU(BN(conv(xs)) + shortcut), the end of a residual block; both in place.
     pub fn add_relu(&self, xs: &Tensor, shortcut: &Tensor, pass: Pass) -> Tensor {
-        self.forward(xs, pass).g_add_(shortcut).relu_()
+        self.run(xs, Then::AddRelu(shortcut), pass)
+    }
+
+    fn run(&self, xs: &Tensor, then: Then, pass: Pass) -> Tensor {
+        let mut ys = match pass.mode {
+            Mode::Train | Mode::Eval => self.bn.forward(&self.conv.forward(xs, pass), pass),
+            Mode::Frozen => match self.frozen.borrow_mut().get_or_insert_with(|| self.freeze(xs)) {
+                Frozen::Folded { weight, bias } => self.conv.apply(xs, weight, Some(bias)),
+                Frozen::Direct(direct) => {
+                    let ys = direct.apply(xs, then);
+                    count_macs(&ys, self.conv.shape.fan_in());
+                    return ys;
+                }
+            },
+        };
+        match then {
+            Then::Nothing => ys,
+            Then::Relu => ys.relu_(),
+            Then::AddRelu(shortcut) => ys.g_add_(shortcut).relu_(),
+        }
+    }
+
+    fn freeze(&self, xs: &Tensor) -> Frozen {
+        let (scale, shift) = self.bn.affine();
+        let bias = match &self.conv.bias {
+            Some(bias) => bias.detach() * &scale + shift,
+            None => shift,
+        };
+        let weight = self.conv.weight.detach() * scale.view([-1, 1, 1, 1]);
+        match Direct::new(xs, &weight, &bias, self.conv.shape) {
+            Some(direct) => Frozen::Direct(direct),
+            None => Frozen::Folded { weight, bias },
+        }
     }
 }
 
 impl Layer for ConvBn {
     fn forward(&self, xs: &Tensor, pass: Pass) -> Tensor {
-        if pass.mode != Mode::Frozen {
-            return self.bn.forward(&self.conv.forward(xs, pass), pass);
-        }
-        let mut folded = self.folded.borrow_mut();
-        let (weight, bias) = folded.get_or_insert_with(|| {
-            let (scale, shift) = self.bn.affine();
-            let bias = match &self.conv.bias {
-                Some(bias) => bias.detach() * &scale + shift,
-                None => shift,
-            };
-            (self.conv.weight.detach() * scale.view([-1, 1, 1, 1]), bias)
-        });
-        self.conv.apply(xs, weight, Some(bias))
+        self.run(xs, Then::Nothing, pass)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Architectures and the networks built from them. A network is a list of stages and a neck; the auxiliary branches of L-MCL come
 //! from the same bricks with fresh weights, so an architecture is described once.
 
+mod direct;
 mod hcgnet;
 pub mod layers;
 mod residual;
@@ -96,9 +97,10 @@ pub struct Description {
 /// Counts of the network with this many classes, by building it and running one blank image through it.
 pub fn describe(arch: &'static Arch, classes: i64) -> Description {
     let _guard = tch::no_grad_guard();
-    let scope = Scope::blank(Device::Cpu, Kind::Float);
+    let (kind, device) = (Kind::Float, Device::Cpu); // on the CPU: nothing is kept
+    let scope = Scope::blank(device, kind);
     let net = Network::new(arch, &scope, classes);
-    let image = Tensor::zeros([1, 3, arch.image_size, arch.image_size], (Kind::Float, Device::Cpu));
+    let image = Tensor::zeros([1, 3, arch.image_size, arch.image_size], (kind, device));
     let macs = layers::macs(|| drop(net.forward(&image, Pass::EVAL)));
     Description {
         name: arch.name,

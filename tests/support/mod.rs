@@ -7,12 +7,13 @@ use std::process::{Command, Output};
 pub const TRAIN: &str = env!("CARGO_BIN_EXE_mcl-train");
 pub const EVAL: &str = env!("CARGO_BIN_EXE_mcl-eval");
 
-/// Two ResNet-8 on a tenth of the synthetic images: a step takes some 20 ms, and a meta step follows every third batch.
+/// Two ResNet-8 on a tenth of the synthetic images at half their size: steps of some 20 ms, and a meta step after every third batch.
 pub const SMALL: &str = r#"
 [data]
 name = "synthetic"
 fraction = 0.1
 holdout = 2
+image_size = 16
 [cohort]
 archs = ["resnet8", "resnet8"]
 [train]

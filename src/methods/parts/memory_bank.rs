@@ -168,8 +168,8 @@ impl MemoryBank {
             }
             Slots::Queue { labels: held, next } => {
                 let (length, count) = (held.size()[0], labels.size()[0]);
-                let places = (Tensor::arange(count, (Kind::Int64, Device::Cpu)) + &*next).remainder(length);
-                let _ = held.index_copy_(0, &places, &labels.to_device(Device::Cpu));
+                let places = (Tensor::arange(count, (Kind::Int64, Device::Cpu)) + &*next).remainder(length); // on the CPU: labels and places are drawn from there
+                let _ = held.index_copy_(0, &places, &labels.to_device(Device::Cpu)); // on the CPU: labels and places are drawn from there
                 next.copy_(&(&*next + count).remainder(length));
                 let places = places.to_device(self.tables[0].device());
                 for (table, fresh) in self.tables.iter_mut().zip(embeds) {
@@ -202,7 +202,7 @@ fn positive(mates: &[i64], except: Option<i64>, rng: &mut rng::Rng) -> i64 {
 }
 
 fn numbers(t: &Tensor) -> Result<Vec<i64>> {
-    Ok(Vec::<i64>::try_from(t.to_device(Device::Cpu))?)
+    Ok(Vec::<i64>::try_from(t.to_device(Device::Cpu))?) // on the CPU: labels and places are drawn from there
 }
 
 fn unit(t: &Tensor) -> Tensor {

@@ -1,0 +1,143 @@
+//! What a frozen network says about images: one copy of the network per core, each on one thread with a share of the images, which on
+//! small maps beats all threads on every operation. Weights are shared, BatchNorm is folded, nothing is tracked.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use tch::{Device, Kind, Tensor};
+
+use crate::error::{Error, Result};
+use crate::nets::layers::Pass;
+use crate::nets::{Arch, Network};
+use crate::params::{Params, Scope};
+
+/// Rows in the order of the images, f32 on the CPU.
+pub struct Answer {
+    /// The pooled feature, [N, D].
+    pub features: Tensor,
+    /// [N, C]
+    pub logits: Tensor,
+    /// The map after each stage, [N, c, h, w]; empty unless asked for.
+    pub stages: Vec<Tensor>,
+}
+
+impl Answer {
+    fn cat(parts: &[Answer]) -> Answer {
+        let join = |of: &dyn Fn(&Answer) -> Tensor| Tensor::cat(&parts.iter().map(of).collect::<Vec<_>>(), 0);
+        let stages = parts.first().map_or(0, |part| part.stages.len());
+        Answer {
+            features: join(&|part| part.features.shallow_clone()),
+            logits: join(&|part| part.logits.shallow_clone()),
+            stages: (0..stages).map(|l| join(&|part| part.stages[l].shallow_clone())).collect(),
+        }
+    }
+}
+
+struct Job {
+    images: Tensor,
+    stages: bool,
+}
+
+struct Worker {
+    /// None once the extractor is being dropped: the thread ends.
+    jobs: Option<Sender<Job>>,
+    answers: Receiver<Result<Answer>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A network ready for inference. Its weights must not change while it lives.
+pub struct Extractor {
+    device: Device,
+    workers: Vec<Worker>,
+    /// libtorch's threads before the workers set their own.
+    threads: i32,
+}
+
+/// Pixels of one pass: a batch whose maps stay in a core's cache, but enough images to make use of the weights of large networks.
+const PIXELS: i64 = 16 * 32 * 32;
+const LEAST_IMAGES: i64 = 8;
+
+impl Extractor {
+    /// `params` are those of the network; the copies share them.
+    pub fn new(arch: &'static Arch, params: &Params, classes: i64, threads: usize) -> Extractor {
+        let device = params.vars.first().map_or(Device::Cpu, |(_, t)| t.device());
+        let kind = params.vars.first().map_or(Kind::Float, |(_, t)| t.kind());
+        let before = tch::get_num_threads();
+        let copies = if device == Device::Cpu { threads.max(1) } else { 1 };
+        let worker = |_| {
+            let scope = Scope::blank(device, kind);
+            scope.share(Some(params.shallow_clone()));
+            let net = Network::new(arch, &scope, classes);
+            let (jobs, inbox) = channel::<Job>();
+            let (outbox, answers) = channel();
+            let thread = std::thread::spawn(move || {
+                if device == Device::Cpu {
+                    tch::set_num_threads(1);
+                }
+                let _guard = tch::no_grad_guard();
+                for job in inbox {
+                    // Nobody waits any more: the extractor was dropped.
+                    if outbox.send(answer(&net, &job, device, kind)).is_err() {
+                        return;
+                    }
+                }
+            });
+            Worker { jobs: Some(jobs), answers, thread: Some(thread) }
+        };
+        Extractor { device, workers: (0..copies).map(worker).collect(), threads: before }
+    }
+
+    /// All images [N, 3, H, W], normalised; N may be anything that fits into memory together with the answer.
+    pub fn extract(&mut self, images: &Tensor, stages: bool) -> Result<Answer> {
+        let n = images.size()[0];
+        let share = (n + self.workers.len() as i64 - 1) / self.workers.len() as i64;
+        let mut asked = vec![];
+        for (i, worker) in self.workers.iter().enumerate() {
+            let from = i as i64 * share;
+            if from < n {
+                let part = images.narrow(0, from, share.min(n - from));
+                let job = Job { images: part, stages };
+                worker.jobs.as_ref().and_then(|jobs| jobs.send(job).ok()).ok_or_else(died)?;
+                asked.push(worker);
+            }
+        }
+        let parts: Vec<Result<Answer>> = asked.iter().map(|worker| worker.answers.recv().unwrap_or_else(|_| Err(died()))).collect();
+        Ok(Answer::cat(&parts.into_iter().collect::<Result<Vec<_>>>()?))
+    }
+
+    pub fn device(&self) -> Device {
+        self.device
+    }
+}
+
+fn died() -> Error {
+    Error::failed("a thread of the forward pass has died")
+}
+
+impl Drop for Extractor {
+    fn drop(&mut self) {
+        for worker in &mut self.workers {
+            drop(worker.jobs.take());
+            if let Some(thread) = worker.thread.take() {
+                let _ = thread.join(); // a panic of the thread was reported by `extract`
+            }
+        }
+        tch::set_num_threads(self.threads);
+    }
+}
+
+/// One worker's share, batch by batch.
+fn answer(net: &Network, job: &Job, device: Device, kind: Kind) -> Result<Answer> {
+    let size = job.images.size();
+    let batch = (PIXELS / (size[2] * size[3]).max(1)).max(LEAST_IMAGES);
+    let mut parts = vec![];
+    for images in job.images.f_split(batch, 0)? {
+        // Channels last is how the convolutions want it.
+        let images = images.to_device(device).to_kind(kind).permute([0, 2, 3, 1]).contiguous().permute([0, 3, 1, 2]);
+        let outs = net.forward(&images, Pass::FROZEN);
+        let home = |t: &Tensor| t.to_kind(Kind::Float).to_device(Device::Cpu);
+        let stages = if job.stages { outs.maps.iter().map(|map| home(map).contiguous()).collect() } else { vec![] };
+        parts.push(Answer { features: home(outs.feat()), logits: home(outs.logit()), stages });
+    }
+    Ok(Answer::cat(&parts))
+}
