@@ -101,7 +101,7 @@ fn probes_leave_files_and_networks_alone() {
     for row in rows {
         assert!(row.value >= 0.0 && row.value <= 100.0 && row.ci_low.unwrap() <= row.value && row.value <= row.ci_high.unwrap());
         assert_eq!(row.detail["confusion"].as_array().unwrap().len(), 16);
-        assert_eq!((row.mean, row.n_test), ([0.5; 3], 480), "normalised as the network was trained");
+        assert_eq!((row.mean, row.n_test), ([0.5; 3], 640), "normalised as the network was trained");
     }
 }
 

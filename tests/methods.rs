@@ -41,7 +41,7 @@ fn recipe(method: &str, count: usize, options: &str) -> Recipe {
     let names: Vec<&str> = METHODS.iter().map(|m| m.name).collect();
     let archs = vec!["\"resnet8\""; count].join(", ");
     let text = format!(
-        "[data]\nname = \"cifar10\"\nholdout = 2\n[cohort]\narchs = [{archs}]\n[train]\nbatch = 16\nepochs = 2\nlr = 0.05\n[method]\nname = \"{method}\"\n{options}"
+        "[data]\nname = \"cifar10\"\nholdout = 2\nimage_size = 16\n[cohort]\narchs = [{archs}]\n[train]\nbatch = 16\nepochs = 2\nlr = 0.05\n[method]\nname = \"{method}\"\n{options}"
     );
     Recipe::parse(&text, method, &[], &names).unwrap()
 }
@@ -91,7 +91,7 @@ fn learns_resumes_and_ships(method: &str, count: usize) {
     assert!(state(&whole) == state(&broken), "{method} x {count}: a resumed run ends elsewhere");
 
     // What ships is the plain architecture, and it answers as it did when it was measured.
-    let dataset = mcl::data::open("cifar10", Some(data), &mcl::data::Options::default()).unwrap();
+    let dataset = mcl::data::open("cifar10", Some(data), &mcl::data::Options::default()).unwrap().resized(16).unwrap();
     let (best, file) = (summary.best.unwrap(), &summary.shipped[0]);
     let arch = nets::find("resnet8").unwrap();
     let (net, params) = Network::build(arch, 10, 99, Device::Cpu, Kind::Float);

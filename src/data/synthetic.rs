@@ -119,9 +119,9 @@ fn colours<const N: usize>(rng: &mut Rng) -> [Colour; N] {
 
 fn paint(shape: Shape, texture: Texture, side: usize, rng: &mut Rng, out: &mut [u8]) {
     let [ink, paper, ground, clutter] = colours::<4>(rng);
-    let contrast = rng.gen_range(0.8f32..1.0);
+    let contrast = rng.gen_range(0.7f32..1.0);
     let radius = rng.gen_range(0.28f32..0.4);
-    let (cx, cy) = (rng.gen_range(0.25f32..0.75), rng.gen_range(0.25f32..0.75));
+    let (cx, cy) = (rng.gen_range(0.2f32..0.8), rng.gen_range(0.2f32..0.8));
     let (tilt_sin, tilt_cos) = rng.gen_range(-0.2f32..0.2).sin_cos();
     let (grain_sin, grain_cos) = rng.gen_range(0.0f32..PI).sin_cos();
     let frequency = rng.gen_range(5.0f32..6.0); // waves over the side: a period of 4 to 6 pixels of 32
