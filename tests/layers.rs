@@ -28,6 +28,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("report", &["error", "files"]),
     ("listing", &["error", "data", "methods", "nets"]),
     ("train", &["checkpoint", "cohort", "data", "error", "files", "methods", "metrics", "nets", "recipe", "runs", "step", "tensorboard", "weights"]),
+    ("compare", &["error", "files", "methods", "nets", "optim", "recipe", "report", "train"]),
     ("eval", &["*"]),
 ];
 
