@@ -84,12 +84,20 @@ fn trial(name: &'static str, args: &Args) -> mcl::error::Result<Trial> {
     let method = (methods::find(name)?.build)(&task, toml::Table::new())?;
     let needs = method.needs();
     let cohort = || Cohort::new(&needs.archs(&archs), CLASSES, needs.branches, needs.shared_stages, 1, Device::Cpu, Kind::Float, 0);
-    Ok(Trial { name, engine: Engine::new(cohort(), method, RULE), parts: cohort(), teachers: cohort(), step: f64::INFINITY, alone: f64::INFINITY })
+    Ok(Trial {
+        name,
+        engine: Engine::new(cohort(), method, RULE),
+        parts: cohort(),
+        teachers: cohort(),
+        step: f64::INFINITY,
+        alone: f64::INFINITY,
+    })
 }
 
 fn batch(trial: &Trial, args: &Args) -> Batch {
     let size = args.batch as i64;
-    let image = |v: i64| (Tensor::arange(size * 3 * 32 * 32, (Kind::Float, Device::Cpu)) * (0.37 + 0.01 * v as f64)).sin().view([size, 3, 32, 32]);
+    let image =
+        |v: i64| (Tensor::arange(size * 3 * 32 * 32, (Kind::Float, Device::Cpu)) * (0.37 + 0.01 * v as f64)).sin().view([size, 3, 32, 32]);
     let views = if trial.engine.method.needs().views == Views::PerPeer { trial.engine.cohort.peers.len() as i64 } else { 1 };
     let last = |t: Tensor| t.to_memory_format(tch::MemoryFormat::ChannelsLast);
     let labels = Tensor::arange(size, (Kind::Int64, Device::Cpu)).divide_scalar_mode(2, "floor").remainder(CLASSES);

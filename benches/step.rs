@@ -54,7 +54,17 @@ const CLASSES: i64 = 100;
 fn engine(args: &Args, arch: &'static Arch, method: &str, options: &str) -> mcl::error::Result<Engine> {
     let archs = vec![arch; args.networks];
     let labels: Vec<i64> = (0..2 * CLASSES).map(|i| i % CLASSES).collect();
-    let task = Task { archs: &archs, classes: CLASSES, train_labels: &labels, batch: args.batch, rule: RULE, epochs: 300, device: Device::Cpu, kind: Kind::Float, seed: 0 };
+    let task = Task {
+        archs: &archs,
+        classes: CLASSES,
+        train_labels: &labels,
+        batch: args.batch,
+        rule: RULE,
+        epochs: 300,
+        device: Device::Cpu,
+        kind: Kind::Float,
+        seed: 0,
+    };
     let method = (methods::find(method)?.build)(&task, options.parse().expect("the bench's own options"))?;
     let cohort = Cohort::new(&archs, CLASSES, method.needs().branches, 0, args.peer_threads, Device::Cpu, Kind::Float, 0);
     Ok(Engine::new(cohort, method, RULE))
@@ -98,7 +108,10 @@ fn timed(iters: usize, mut f: impl FnMut() -> mcl::error::Result<()>) -> mcl::er
 fn losses(args: &Args, engine: &mut Engine, batch: &Batch) -> mcl::error::Result<f64> {
     let outs = engine.cohort.forward(batch, mcl::nets::layers::Mode::Train);
     let leaf = |ts: &Vec<Tensor>| -> Vec<Tensor> { ts.iter().map(|t| t.detach().copy().set_requires_grad(true)).collect() };
-    let outs: Vec<Outputs> = outs.iter().map(|o| Outputs { maps: vec![], pre_pool: o.pre_pool.detach(), feats: leaf(&o.feats), logits: leaf(&o.logits) }).collect();
+    let outs: Vec<Outputs> = outs
+        .iter()
+        .map(|o| Outputs { maps: vec![], pre_pool: o.pre_pool.detach(), feats: leaf(&o.feats), logits: leaf(&o.logits) })
+        .collect();
     let mut vars: Vec<Tensor> = outs.iter().flat_map(|o| o.feats.iter().chain(&o.logits).map(Tensor::shallow_clone)).collect();
     vars.extend(engine.groups.iter().flat_map(|(g, _)| g.params.tensors()));
     timed(args.iters.max(10), || {

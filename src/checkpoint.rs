@@ -95,7 +95,15 @@ impl Checkpoints {
     }
 
     /// Writes a checkpoint and points `last` (and `best`, where this is it) at it. On a failure nothing that was there is lost.
-    pub fn save(&self, recipe: &str, recipe_hash: &str, progress: &Progress, state: &Named, extras: &[Extra], best: bool) -> Result<PathBuf> {
+    pub fn save(
+        &self,
+        recipe: &str,
+        recipe_hash: &str,
+        progress: &Progress,
+        state: &Named,
+        extras: &[Extra],
+        best: bool,
+    ) -> Result<PathBuf> {
         fs::create_dir_all(&self.folder).map_err(Error::io("cannot make", &self.folder))?;
         let name = format!("step-{}", progress.step);
         let (whole, partial) = (self.folder.join(&name), self.folder.join(format!("{name}.tmp")));
@@ -127,8 +135,10 @@ impl Checkpoints {
         fs::create_dir(folder).map_err(Error::io("cannot make", folder))?;
         let state_path = folder.join(STATE);
         // safetensors are read and written in row-major order; a copy in that layout is made where the live tensor has another.
-        let contiguous: Vec<(&str, Tensor)> = state.iter().map(|(n, t)| (n.as_str(), t.detach().to_device(tch::Device::Cpu).contiguous())).collect();
-        Tensor::write_safetensors(&contiguous, &state_path).map_err(|e| Error::failed(format!("cannot write {}: {e}", state_path.display())))?;
+        let contiguous: Vec<(&str, Tensor)> =
+            state.iter().map(|(n, t)| (n.as_str(), t.detach().to_device(tch::Device::Cpu).contiguous())).collect();
+        Tensor::write_safetensors(&contiguous, &state_path)
+            .map_err(|e| Error::failed(format!("cannot write {}: {e}", state_path.display())))?;
         let mut entries = BTreeMap::new();
         let mut names = vec![STATE.to_string()];
         for (name, write) in extras {
@@ -141,7 +151,8 @@ impl Checkpoints {
             File::open(&path).and_then(|f| f.sync_all()).map_err(Error::io("cannot sync", &path))?;
             entries.insert(name, FileEntry { bytes: bytes.len() as u64, sha256: files::sha256(&bytes) });
         }
-        let manifest = Manifest { format: 1, recipe: recipe.into(), recipe_hash: recipe_hash.into(), progress: progress.clone(), files: entries };
+        let manifest =
+            Manifest { format: 1, recipe: recipe.into(), recipe_hash: recipe_hash.into(), progress: progress.clone(), files: entries };
         let text = serde_json::to_string_pretty(&manifest).map_err(|e| Error::failed(format!("cannot write the manifest: {e}")))?;
         files::write(&folder.join(MANIFEST), text.as_bytes())
     }
@@ -166,7 +177,9 @@ impl Checkpoints {
             None => match fs::read_link(self.folder.join("last")) {
                 Ok(target) => target.to_string_lossy().into_owned(),
                 // Killed between the first rename and the first link.
-                Err(_) => self.names().into_iter().next().ok_or_else(|| Error::input(format!("no checkpoint in {}", self.folder.display())))?,
+                Err(_) => {
+                    self.names().into_iter().next().ok_or_else(|| Error::input(format!("no checkpoint in {}", self.folder.display())))?
+                }
             },
         };
         self.read(&name).map_err(|e| {
@@ -182,8 +195,10 @@ impl Checkpoints {
     fn read(&self, name: &str) -> Result<Loaded> {
         let folder = self.folder.join(name);
         let manifest_path = folder.join(MANIFEST);
-        let text = fs::read_to_string(&manifest_path).map_err(|e| Error::file(&manifest_path, format!("the checkpoint has no readable manifest: {e}")))?;
-        let manifest: Manifest = serde_json::from_str(&text).map_err(|e| Error::file(&manifest_path, format!("not a manifest of ours: {e}")))?;
+        let text = fs::read_to_string(&manifest_path)
+            .map_err(|e| Error::file(&manifest_path, format!("the checkpoint has no readable manifest: {e}")))?;
+        let manifest: Manifest =
+            serde_json::from_str(&text).map_err(|e| Error::file(&manifest_path, format!("not a manifest of ours: {e}")))?;
         if manifest.format != 1 {
             return Err(Error::file(&manifest_path, format!("format {}; this version reads 1", manifest.format)));
         }
@@ -195,7 +210,10 @@ impl Checkpoints {
             }
             let found = files::sha256(&bytes);
             if found != entry.sha256 {
-                return Err(Error::file(&path, format!("damaged: sha256 {}..., the manifest says {}...", &found[..12], &entry.sha256[..12])));
+                return Err(Error::file(
+                    &path,
+                    format!("damaged: sha256 {}..., the manifest says {}...", &found[..12], &entry.sha256[..12]),
+                ));
             }
         }
         let state_path = folder.join(STATE);
@@ -215,7 +233,13 @@ impl Loaded {
             match self.tensors.get(name) {
                 None => return Err(foreign(format!("it has no `{name}`"))),
                 Some(saved) if saved.size() != live.size() || saved.kind() != live.kind() => {
-                    return Err(foreign(format!("`{name}` is {:?} {:?} there and {:?} {:?} here", saved.kind(), saved.size(), live.kind(), live.size())));
+                    return Err(foreign(format!(
+                        "`{name}` is {:?} {:?} there and {:?} {:?} here",
+                        saved.kind(),
+                        saved.size(),
+                        live.kind(),
+                        live.size()
+                    )));
                 }
                 Some(_) => {}
             }

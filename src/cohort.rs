@@ -35,7 +35,16 @@ impl Peer {
 
 impl Cohort {
     #[allow(clippy::too_many_arguments)]
-    pub fn new(archs: &[&'static Arch], classes: i64, branches: bool, shared_stages: usize, threads: usize, device: Device, kind: Kind, seed: u64) -> Cohort {
+    pub fn new(
+        archs: &[&'static Arch],
+        classes: i64,
+        branches: bool,
+        shared_stages: usize,
+        threads: usize,
+        device: Device,
+        kind: Kind,
+        seed: u64,
+    ) -> Cohort {
         let mut peers: Vec<Peer> = vec![];
         for (m, &arch) in archs.iter().enumerate() {
             // Every peer starts from its own seed: copies would kill the diversity mutual learning lives on.

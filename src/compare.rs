@@ -63,7 +63,9 @@ pub fn run(comparison: &Comparison) -> Result<(Table, Vec<String>)> {
         match code {
             Some(0) => finished.extend(summary_of(run)?.map(|summary| (run, summary))),
             Some(75) | None => return Err(interrupted(run)),
-            Some(code) => failed.push(format!("{} seed {} (exit code {code}; see {})", run.method, run.recipe.train.seed, run.out.display())),
+            Some(code) => {
+                failed.push(format!("{} seed {} (exit code {code}; see {})", run.method, run.recipe.train.seed, run.out.display()))
+            }
         }
     }
     let table = tabulate(&plan[0].recipe, &finished)?;
@@ -126,7 +128,11 @@ fn summary_of(run: &Planned) -> Result<Option<Summary>> {
     if asked.exists() {
         let before = std::fs::read_to_string(&asked).map_err(Error::open(&asked))?;
         if before != run.recipe.to_toml() {
-            return Err(Error::input(format!("{} was begun with another recipe (compare it with {}); choose another --out", run.out.display(), asked.display())));
+            return Err(Error::input(format!(
+                "{} was begun with another recipe (compare it with {}); choose another --out",
+                run.out.display(),
+                asked.display()
+            )));
         }
     }
     if !path.exists() {
@@ -191,7 +197,8 @@ fn tabulate(recipe: &Recipe, runs: &[(&Planned, Summary)]) -> Result<Table> {
         &["method", "network", "last epoch", "over baseline", "by held-out part", "best test epoch", "s/step", "peak MB", "paper"],
     );
     let mut keyed: Vec<(Vec<String>, f64)> = vec![];
-    let mut add = |method: &str, network: String, measure: &str, value: f64| keyed.push((vec![method.into(), network, measure.into()], value));
+    let mut add =
+        |method: &str, network: String, measure: &str, value: f64| keyed.push((vec![method.into(), network, measure.into()], value));
     for (run, summary) in runs {
         for (m, network) in summary.networks.iter().enumerate() {
             let name = format!("{m}: {}", network.arch);
@@ -208,11 +215,16 @@ fn tabulate(recipe: &Recipe, runs: &[(&Planned, Summary)]) -> Result<Table> {
     let of = |method: &str, network: &str, measure: &str| groups.iter().find(|g| g.keys == [method, network, measure]);
     // Networks are compared with the baseline's of their architecture, wherever they stand in its list.
     let baseline = |arch: &str| {
-        let same: Vec<f64> = groups.iter().filter(|g| g.keys[0] == "baseline" && g.keys[2] == "last" && g.keys[1].ends_with(&format!(": {arch}"))).map(|g| g.mean).collect();
+        let same: Vec<f64> = groups
+            .iter()
+            .filter(|g| g.keys[0] == "baseline" && g.keys[2] == "last" && g.keys[1].ends_with(&format!(": {arch}")))
+            .map(|g| g.mean)
+            .collect();
         (!same.is_empty()).then(|| same.iter().sum::<f64>() / same.len() as f64)
     };
     let printed = paper::printed()?;
-    let (name, different) = (paper::table_of(&recipe.data.name, &recipe.cohort.archs), recipe.cohort.archs.windows(2).any(|w| w[0] != w[1]));
+    let (name, different) =
+        (paper::table_of(&recipe.data.name, &recipe.cohort.archs), recipe.cohort.archs.windows(2).any(|w| w[0] != w[1]));
     for last in groups.iter().filter(|g| g.keys[2] == "last") {
         let (method, network) = (&last.keys[0], &last.keys[1]);
         let (place, arch) = network.split_once(": ").expect("a place and an architecture");

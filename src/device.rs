@@ -19,7 +19,11 @@ impl FromStr for DeviceChoice {
             if n < count {
                 return Ok(DeviceChoice(Device::Cuda(n as usize)));
             }
-            let why = if count == 0 { "libtorch sees no CUDA device here".to_string() } else { format!("there are {count} CUDA devices, 0 to {}", count - 1) };
+            let why = if count == 0 {
+                "libtorch sees no CUDA device here".to_string()
+            } else {
+                format!("there are {count} CUDA devices, 0 to {}", count - 1)
+            };
             Err(Error::input(format!("device {text}: {why}; accepted: auto, cpu{}", if count > 0 { ", cuda:N" } else { "" })))
         };
         match text {

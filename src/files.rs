@@ -75,7 +75,10 @@ pub fn point(link: &Path, target: &str) -> Result<()> {
         return Ok(());
     }
     if link.exists() && !link.is_symlink() {
-        return Err(Error::input(format!("{} is a file or folder of its own; a link to {target} belongs there: move it away", link.display())));
+        return Err(Error::input(format!(
+            "{} is a file or folder of its own; a link to {target} belongs there: move it away",
+            link.display()
+        )));
     }
     let temporary = temporary(link);
     let _ = fs::remove_file(&temporary); // of an earlier process with this number

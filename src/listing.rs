@@ -8,8 +8,11 @@ use crate::{data, methods, nets};
 /// Text columns, each as wide as its widest cell.
 pub fn columns(rows: &[Vec<String>]) -> String {
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..count).map(|c| rows.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0)).collect();
-    let line = |row: &Vec<String>| row.iter().zip(&widths).map(|(cell, &w)| format!("{cell:<w$}")).collect::<Vec<_>>().join("  ").trim_end().to_string() + "\n";
+    let widths: Vec<usize> =
+        (0..count).map(|c| rows.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0)).collect();
+    let line = |row: &Vec<String>| {
+        row.iter().zip(&widths).map(|(cell, &w)| format!("{cell:<w$}")).collect::<Vec<_>>().join("  ").trim_end().to_string() + "\n"
+    };
     rows.iter().map(line).collect()
 }
 
@@ -22,7 +25,15 @@ pub fn archs() -> String {
     let row = |arch: &'static nets::Arch| {
         let classes = if arch.image_size == 32 { 100 } else { 1000 };
         let d = nets::describe(arch, classes);
-        vec![d.name.into(), d.parameters.to_string(), d.macs.to_string(), d.stages.to_string(), d.dim.to_string(), format!("{0} x {0}", d.image_size), classes.to_string()]
+        vec![
+            d.name.into(),
+            d.parameters.to_string(),
+            d.macs.to_string(),
+            d.stages.to_string(),
+            d.dim.to_string(),
+            format!("{0} x {0}", d.image_size),
+            classes.to_string(),
+        ]
     };
     table(&["name", "parameters", "multiply-adds", "stages", "feature", "images", "classes"], nets::archs().map(row))
 }
@@ -38,7 +49,8 @@ pub fn datasets() -> String {
 /// The recipes below ./protocols/pretrain with the first line of their headers.
 pub fn protocols() -> Result<String> {
     let folder = Path::new("protocols/pretrain");
-    let entries = std::fs::read_dir(folder).map_err(|e| Error::file(folder, format!("cannot be listed: {e}; recipes are found relative to the current folder")))?;
+    let entries = std::fs::read_dir(folder)
+        .map_err(|e| Error::file(folder, format!("cannot be listed: {e}; recipes are found relative to the current folder")))?;
     let mut rows = vec![];
     for entry in entries {
         let path = entry.map_err(Error::io("cannot list", folder))?.path();

@@ -133,7 +133,9 @@ impl Default for Train {
 impl Train {
     pub fn rule(&self) -> Rule {
         match self.optimizer {
-            OptimizerName::Sgd => Rule::Sgd { momentum: self.momentum, weight_decay: self.weight_decay, nesterov: self.nesterov && self.momentum > 0.0 },
+            OptimizerName::Sgd => {
+                Rule::Sgd { momentum: self.momentum, weight_decay: self.weight_decay, nesterov: self.nesterov && self.momentum > 0.0 }
+            }
             OptimizerName::Adamw => Rule::AdamW { betas: (0.9, 0.999), eps: 1e-8, weight_decay: self.weight_decay },
         }
     }
@@ -191,7 +193,10 @@ impl Recipe {
         }
         let mut method: Table = section(&mut table, "method")?;
         method.entry("name").or_insert_with(|| "l_mcl".into());
-        let name = method["name"].as_str().ok_or_else(|| format!("[method] name = {}; accepted: {}", method["name"], methods.join(", ")))?.to_string();
+        let name = method["name"]
+            .as_str()
+            .ok_or_else(|| format!("[method] name = {}; accepted: {}", method["name"], methods.join(", ")))?
+            .to_string();
         if !methods.contains(&name.as_str()) {
             return Err(format!("[method] unknown method `{name}`; known: {}", methods.join(", ")));
         }
@@ -285,7 +290,9 @@ impl Recipe {
     fn flat(&self) -> BTreeMap<String, String> {
         fn walk(prefix: &str, value: &Value, out: &mut BTreeMap<String, String>) {
             match value {
-                Value::Table(table) => table.iter().for_each(|(k, v)| walk(&format!("{prefix}{}{k}", if prefix.is_empty() { "" } else { "." }), v, out)),
+                Value::Table(table) => {
+                    table.iter().for_each(|(k, v)| walk(&format!("{prefix}{}{k}", if prefix.is_empty() { "" } else { "." }), v, out))
+                }
                 other => {
                     out.insert(prefix.to_string(), other.to_string());
                 }
@@ -320,7 +327,11 @@ impl Recipe {
         if differences.is_empty() {
             return Ok(());
         }
-        Err(Error::input(format!("cannot resume {}: {}; only train.epochs, [save], threads and device may differ", folder.display(), differences.join("; "))))
+        Err(Error::input(format!(
+            "cannot resume {}: {}; only train.epochs, [save], threads and device may differ",
+            folder.display(),
+            differences.join("; ")
+        )))
     }
 }
 

@@ -3,7 +3,12 @@
 use crate::error::{Error, Result};
 
 /// The entry called `name`, or the "unknown X; known: ..." error.
-pub fn find<'a, T>(kind: &'static str, name: &str, entries: impl IntoIterator<Item = &'a T>, name_of: fn(&T) -> &'static str) -> Result<&'a T> {
+pub fn find<'a, T>(
+    kind: &'static str,
+    name: &str,
+    entries: impl IntoIterator<Item = &'a T>,
+    name_of: fn(&T) -> &'static str,
+) -> Result<&'a T> {
     let mut known = vec![];
     for entry in entries {
         if name_of(entry) == name {

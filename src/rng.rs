@@ -32,7 +32,13 @@ mod tests {
         let draw = |seed, name: &str, at: &[u64]| stream(seed, name, at).next_u64();
         let base = draw(1, "augment", &[0]);
         assert_eq!(base, draw(1, "augment", &[0]));
-        let others = [draw(2, "augment", &[0]), draw(1, "order", &[0]), draw(1, "augment", &[1]), draw(1, "augment", &[0, 0]), draw(1, "augment", &[])];
+        let others = [
+            draw(2, "augment", &[0]),
+            draw(1, "order", &[0]),
+            draw(1, "augment", &[1]),
+            draw(1, "augment", &[0, 0]),
+            draw(1, "augment", &[]),
+        ];
         assert!(others.iter().all(|&o| o != base), "{base} {others:?}");
     }
 }

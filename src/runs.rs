@@ -21,11 +21,15 @@ impl RunFolder {
     pub fn open(path: &Path) -> Result<RunFolder> {
         fs::create_dir_all(path).map_err(Error::io("cannot make the run folder", path))?;
         let lock_path = path.join("lock");
-        let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path).map_err(Error::io("cannot write", &lock_path))?;
+        let lock =
+            OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path).map_err(Error::io("cannot write", &lock_path))?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(fs::TryLockError::WouldBlock) => {
-                return Err(Error::input(format!("another process is training in {}; choose another --out or wait for it", path.display())));
+                return Err(Error::input(format!(
+                    "another process is training in {}; choose another --out or wait for it",
+                    path.display()
+                )));
             }
             Err(fs::TryLockError::Error(e)) => return Err(Error::io("cannot lock", &lock_path)(e)),
         }
@@ -48,7 +52,9 @@ impl RunFolder {
     pub fn point_latest(&self) -> Result<()> {
         let full = self.path.canonicalize().map_err(Error::io("cannot find", &self.path))?;
         match (full.parent(), full.file_name()) {
-            (Some(parent), Some(name)) if parent.file_name().is_some_and(|p| p == "runs") => files::point(&parent.join("latest"), &name.to_string_lossy()),
+            (Some(parent), Some(name)) if parent.file_name().is_some_and(|p| p == "runs") => {
+                files::point(&parent.join("latest"), &name.to_string_lossy())
+            }
             _ => Ok(()),
         }
     }

@@ -55,7 +55,14 @@ impl Engine {
     pub fn new(cohort: Cohort, method: Box<dyn Method>, rule: Rule) -> Engine {
         let theta = cohort.params();
         let optimizer = Optimizer::new(rule, &theta);
-        let groups = method.groups(&cohort).into_iter().map(|group| { let optimizer = Optimizer::new(group.rule, &group.params); (group, optimizer) }).collect();
+        let groups = method
+            .groups(&cohort)
+            .into_iter()
+            .map(|group| {
+                let optimizer = Optimizer::new(group.rule, &group.params);
+                (group, optimizer)
+            })
+            .collect();
         Engine { cohort, method, theta, optimizer, groups, mix: None }
     }
 
@@ -102,10 +109,18 @@ impl Engine {
         }
         if let Some(clip) = clip {
             clip_to(&mut gradient, &grad_norm, clip);
-            apart.iter_mut().zip(&apart_norms).for_each(|(g, norm)| if let Some(norm) = norm { clip_to(g, norm, clip) });
+            apart.iter_mut().zip(&apart_norms).for_each(|(g, norm)| {
+                if let Some(norm) = norm {
+                    clip_to(g, norm, clip)
+                }
+            });
         }
         let mut rest = &gradient[..];
-        let mut take = |count: usize| { let (head, tail) = rest.split_at(count); rest = tail; head };
+        let mut take = |count: usize| {
+            let (head, tail) = rest.split_at(count);
+            rest = tail;
+            head
+        };
         self.optimizer.step(&self.theta, take(self.theta.vars.len()), clock.lr);
         for ((group, optimizer), own) in self.groups.iter_mut().zip(&apart) {
             if !group.apart {
@@ -128,7 +143,12 @@ impl Engine {
         let mut rng = rng::stream(clock.seed, "mix", &[clock.step as u64, i]);
         let mixed = mix.apply(&batch.views, &batch.labels, &mut rng)?;
         let targets = mixed.targets(&batch.labels, outs[0].logit().size()[1]);
-        let batch_of_mixed = Batch { views: mixed.views, labels: batch.labels.shallow_clone(), index: batch.index.shallow_clone(), noise: rng::derive(batch.noise, "mixed", 0) };
+        let batch_of_mixed = Batch {
+            views: mixed.views,
+            labels: batch.labels.shallow_clone(),
+            index: batch.index.shallow_clone(),
+            noise: rng::derive(batch.noise, "mixed", 0),
+        };
         let answers = self.cohort.forward(&batch_of_mixed, Mode::Train);
         self.method.mixed_losses(outs, &answers, &targets, batch, clock)
     }
@@ -160,7 +180,11 @@ impl Engine {
         state.extend(prefixed("optimizer.".into(), self.optimizer.state()));
         for (group, optimizer) in &self.groups {
             // A group stepped apart may hold variables of the networks: those are in `theta`.
-            let own = group.params.named().into_iter().filter(|(_, t)| !group.apart || !self.theta.vars.iter().any(|(_, v)| v.data_ptr() == t.data_ptr()));
+            let own = group
+                .params
+                .named()
+                .into_iter()
+                .filter(|(_, t)| !group.apart || !self.theta.vars.iter().any(|(_, v)| v.data_ptr() == t.data_ptr()));
             state.extend(prefixed(format!("group.{}.", group.name), own.collect()));
             state.extend(prefixed(format!("group.{}.optimizer.", group.name), optimizer.state()));
         }

@@ -170,7 +170,10 @@ impl<'a> Trainer<'a> {
         let mix = Mix { mixup: recipe.train.mixup, cutmix: recipe.train.cutmix };
         let mixes = mix.mixup > 0.0 || mix.cutmix > 0.0;
         if mixes && !method.mixes() {
-            return Err(Error::input(format!("method {} learns from unmixed images only: set train.mixup and train.cutmix to 0", recipe.method_name())));
+            return Err(Error::input(format!(
+                "method {} learns from unmixed images only: set train.mixup and train.cutmix to 0",
+                recipe.method_name()
+            )));
         }
         // Draw one epoch's order now: a batch that cannot be made is said before anything is written.
         sampler::epoch(&data.train.labels, needs.sampling, recipe.train.batch, recipe.train.seed, 0)?;
@@ -182,12 +185,24 @@ impl<'a> Trainer<'a> {
 
         let checkpoints = Checkpoints::of(&job.out);
         if checkpoints.any() && !job.resume {
-            return Err(Error::input(format!("{} already holds a run with checkpoints; add --resume to go on with it, or choose another --out", job.out.display())));
+            return Err(Error::input(format!(
+                "{} already holds a run with checkpoints; add --resume to go on with it, or choose another --out",
+                job.out.display()
+            )));
         }
         let mut folder = RunFolder::open(&job.out)?;
         checkpoints.sweep()?;
         let t = &job.recipe.train;
-        let mut cohort = Cohort::new(&needs.archs(&archs), classes, needs.branches, needs.shared_stages, t.peer_threads, job.device, Kind::Float, t.seed);
+        let mut cohort = Cohort::new(
+            &needs.archs(&archs),
+            classes,
+            needs.branches,
+            needs.shared_stages,
+            t.peer_threads,
+            job.device,
+            Kind::Float,
+            t.seed,
+        );
         cohort.drop_path = t.drop_path;
         let engine = Engine { mix: mixes.then_some(mix), ..Engine::new(cohort, method, rule) };
 
@@ -290,10 +305,20 @@ impl<'a> Trainer<'a> {
         // The epochs a method trains first have the whole schedule to themselves.
         let extra = self.engine.method.extra_epochs();
         let (in_phase, of_phase) = if epoch < extra { (epoch, extra) } else { (epoch - extra, t.epochs) };
-        let clock = |i: usize, step: usize| Clock { epoch, batch: i, step, lr: t.schedule.lr(t.lr, t.warmup, in_phase, of_phase, i, steps), seed: t.seed };
+        let clock = |i: usize, step: usize| Clock {
+            epoch,
+            batch: i,
+            step,
+            lr: t.schedule.lr(t.lr, t.warmup, in_phase, of_phase, i, steps),
+            seed: t.seed,
+        };
         if self.progress.batch == 0 {
             let device = self.job.device;
-            let mut held = self.data.held.as_ref().map(|split| Loader::eval(split, EVAL_BATCH, self.data.test_transform.clone()).map(|b| Ok(b?.to_device(device))));
+            let mut held = self
+                .data
+                .held
+                .as_ref()
+                .map(|split| Loader::eval(split, EVAL_BATCH, self.data.test_transform.clone()).map(|b| Ok(b?.to_device(device))));
             self.engine.epoch_start(held.as_mut().map(|batches| batches as &mut Batches), clock(0, self.progress.step))?;
         }
         while self.progress.batch < steps {
@@ -313,7 +338,8 @@ impl<'a> Trainer<'a> {
             self.progress.step += 1;
             self.progress.batch += 1;
             let images: i64 = batches.iter().map(|b| b.labels.size()[0]).sum();
-            display.tick(&self.meter, images as usize, self.progress.batch, steps, epochs - epoch - 1, &mut |line| self.folder.log(line))?;
+            display
+                .tick(&self.meter, images as usize, self.progress.batch, steps, epochs - epoch - 1, &mut |line| self.folder.log(line))?;
             if self.job.stop.load(Ordering::Relaxed) {
                 let path = self.save(false)?;
                 display.clear();
@@ -409,7 +435,13 @@ impl<'a> Trainer<'a> {
         self.progress.batch = 0;
         self.meter = Meter::default();
         let chosen = held.filter(|_| epoch >= self.engine.method.extra_epochs()).map(|held| {
-            let (peer, acc) = held.networks().into_iter().enumerate().rev().max_by(|a, b| a.1.top1().total_cmp(&b.1.top1())).expect("a cohort has networks");
+            let (peer, acc) = held
+                .networks()
+                .into_iter()
+                .enumerate()
+                .rev()
+                .max_by(|a, b| a.1.top1().total_cmp(&b.1.top1()))
+                .expect("a cohort has networks");
             Best { epoch: epoch + 1, step: self.progress.step, peer, holdout_top1: acc.top1() }
         });
         let better = chosen.is_some_and(|new| self.progress.best.is_none_or(|old| new.holdout_top1 > old.holdout_top1));
@@ -423,7 +455,11 @@ impl<'a> Trainer<'a> {
         }
         if self.job.stop.load(Ordering::Relaxed) && !last {
             let path = self.save(false)?;
-            return Err(Error::Interrupted(format!("stopped after epoch {}; everything is in {}; the same command with --resume goes on", epoch + 1, path.display())));
+            return Err(Error::Interrupted(format!(
+                "stopped after epoch {}; everything is in {}; the same command with --resume goes on",
+                epoch + 1,
+                path.display()
+            )));
         }
         Ok(())
     }
@@ -536,7 +572,8 @@ impl<'a> Trainer<'a> {
         let networks = self.engine.shipped().into_iter().enumerate().map(|(m, peer)| {
             let key = format!("test.peer{m}.top1");
             let (epoch, row) = best_row(&key);
-            let by_holdout = self.data.held.as_ref().map(|_| best_row(&format!("holdout.peer{m}.top1"))).map(|(epoch, row)| (value(row, &key), epoch));
+            let by_holdout =
+                self.data.held.as_ref().map(|_| best_row(&format!("holdout.peer{m}.top1"))).map(|(epoch, row)| (value(row, &key), epoch));
             NetworkSummary { arch: peer.arch.name.to_string(), last: value(last, &key), by_holdout, best_test: (value(row, &key), epoch) }
         });
         Summary {
@@ -589,7 +626,15 @@ impl Display {
         Display { bar, quiet, label, last_line: Instant::now(), started: Instant::now(), images: 0, first }
     }
 
-    fn tick(&mut self, meter: &Meter, images: usize, done: usize, steps: usize, epochs_left: usize, log: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
+    fn tick(
+        &mut self,
+        meter: &Meter,
+        images: usize,
+        done: usize,
+        steps: usize,
+        epochs_left: usize,
+        log: &mut dyn FnMut(&str) -> Result<()>,
+    ) -> Result<()> {
         self.images += images;
         let due = self.last_line.elapsed() >= if self.bar.is_some() { Duration::from_millis(500) } else { LINE_EVERY };
         if let Some(bar) = &self.bar {
@@ -602,7 +647,8 @@ impl Display {
         let elapsed = self.started.elapsed().as_secs_f64();
         let per_step = elapsed / (done - self.first).max(1) as f64;
         let left = per_step * (steps - done + epochs_left * steps) as f64;
-        let terms: Vec<String> = meter.means().into_iter().filter_map(|(n, v)| Some(format!("{} {v:.3}", n.strip_prefix("term.")?))).collect();
+        let terms: Vec<String> =
+            meter.means().into_iter().filter_map(|(n, v)| Some(format!("{} {v:.3}", n.strip_prefix("term.")?))).collect();
         let message = format!("{:.0} images/s, {} left, {}", self.images as f64 / elapsed, clock_time(left), terms.join(" "));
         match &self.bar {
             Some(bar) => bar.set_message(message),

@@ -28,7 +28,18 @@ temperature = 1.0
 fn compare(folder: &Path, methods: &str, more: &[&str]) -> Command {
     let mut command = Command::new(TRAIN);
     let recipe = folder.join("recipe.toml");
-    command.arg("compare").arg(recipe).args(["--methods", methods, "--seeds", "2", "--threads", "1", "--device", "cpu", "--quiet", "--out"]);
+    command.arg("compare").arg(recipe).args([
+        "--methods",
+        methods,
+        "--seeds",
+        "2",
+        "--threads",
+        "1",
+        "--device",
+        "cpu",
+        "--quiet",
+        "--out",
+    ]);
     command.arg(folder.join("out")).arg("--data").arg(folder).args(more);
     command
 }
@@ -53,7 +64,11 @@ fn finished(folder: &Path) -> Vec<String> {
 }
 
 fn started(output: &Output) -> Vec<String> {
-    String::from_utf8_lossy(&output.stderr).lines().filter(|l| l.starts_with("compare: ") && !l.ends_with("is finished")).map(str::to_string).collect()
+    String::from_utf8_lossy(&output.stderr)
+        .lines()
+        .filter(|l| l.starts_with("compare: ") && !l.ends_with("is finished"))
+        .map(str::to_string)
+        .collect()
 }
 
 #[test]
@@ -79,7 +94,8 @@ fn four_methods_and_two_seeds_end_in_one_table_even_when_killed_half_way() {
     let table = std::fs::read_to_string(home.join("out/comparison.csv")).unwrap();
     let rows: Vec<csv::StringRecord> = csv::Reader::from_reader(table.as_bytes()).records().map(|r| r.unwrap()).collect();
     let keys: Vec<(&str, &str)> = rows.iter().map(|r| (r.get(0).unwrap(), r.get(1).unwrap())).collect();
-    let wanted: Vec<(&str, &str)> = ["baseline", "dml", "one", "mcl"].into_iter().flat_map(|m| [(m, "0: resnet8"), (m, "1: resnet8")]).collect();
+    let wanted: Vec<(&str, &str)> =
+        ["baseline", "dml", "one", "mcl"].into_iter().flat_map(|m| [(m, "0: resnet8"), (m, "1: resnet8")]).collect();
     assert_eq!(keys, wanted);
     // The mean over the two seeds, from the runs' own summaries.
     let last = |seed: u64| -> f64 {

@@ -114,7 +114,20 @@ fn golden_memory_pair() {
     let pairs = Pairs::new(vec![(0, 1)], 2, &embeds);
     let run = |banks: [&Tensor; 2], lambda: &[f64], recall: Recall, skip: i64| {
         let banks = banks.map(|b| recalled(b).slice(1, skip, 4, 1));
-        four(&l_mcl_memory(&embeds, &[0, 1], &pairs, &Tensor::from_slice(lambda).unsqueeze(0), &banks, 0.07, Mimicry::RELEASED, recall, None).0)
+        four(
+            &l_mcl_memory(
+                &embeds,
+                &[0, 1],
+                &pairs,
+                &Tensor::from_slice(lambda).unsqueeze(0),
+                &banks,
+                0.07,
+                Mimicry::RELEASED,
+                recall,
+                None,
+            )
+            .0,
+        )
     };
     let cases = [
         ([1.0, 1.0], [16.9758668264, 69.9415917931, 10.2643782526, 25.9041556117]),
@@ -207,7 +220,8 @@ fn permuting_the_batch_or_swapping_networks_changes_nothing() {
     let labels = Tensor::from_slice(&[0i64, 0, 1, 1]);
     for mimicry in [Mimicry::PAPER, Mimicry::RELEASED] {
         let base = four(&pair(&a, &b, &lambda, &contrast, mimicry));
-        let permuted = four(&pair(&moved(&a), &moved(&b), &moved(&lambda), &Contrast::in_batch(&moved(&labels), 0.1, Kind::Double), mimicry));
+        let permuted =
+            four(&pair(&moved(&a), &moved(&b), &moved(&lambda), &Contrast::in_batch(&moved(&labels), 0.1, Kind::Double), mimicry));
         let swapped = four(&pair(&b, &a, &lambda, &contrast, mimicry));
         for k in 0..4 {
             close(permuted[k], base[k], 1e-12);

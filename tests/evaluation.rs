@@ -37,14 +37,24 @@ fn run_folder(root: &Path, name: &str, seed: u64) -> PathBuf {
         };
         weights::save_safetensors(&run.join(format!("networks/peer-{peer}.safetensors")), &params.named(), &meta).unwrap();
     }
-    fs::write(run.join("recipe.toml"), "[data]\nname = \"synthetic\"\n[cohort]\narchs = [\"resnet8\", \"resnet8\"]\n[train]\nseed = 1\n[method]\nname = \"baseline\"\n").unwrap();
+    fs::write(
+        run.join("recipe.toml"),
+        "[data]\nname = \"synthetic\"\n[cohort]\narchs = [\"resnet8\", \"resnet8\"]\n[train]\nseed = 1\n[method]\nname = \"baseline\"\n",
+    )
+    .unwrap();
     let metrics = r#"{"epoch":1,"step":10,"test.peer0.top1":4.5,"test.peer1.top1":5.5,"test.ensemble.top1":5.0,"loss":3.2,"weighted.task":3.2,"lambda.0.1.0.0":0.5,"lambda.0.1.0.1":0.6,"gate.0.0":0.4,"images_per_second":100.0}"#;
     fs::write(run.join("metrics.jsonl"), format!("{metrics}\n")).unwrap();
     run
 }
 
 fn eval(root: &Path, args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_mcl-eval")).args(args).current_dir(root).env("MCL_CACHE", root.join("cache")).env_remove("MCL_DATA").output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_mcl-eval"))
+        .args(args)
+        .current_dir(root)
+        .env("MCL_CACHE", root.join("cache"))
+        .env_remove("MCL_DATA")
+        .output()
+        .unwrap()
 }
 
 fn stderr(output: &Output) -> String {
@@ -79,7 +89,9 @@ fn probes_leave_files_and_networks_alone() {
     let root = tempfile::tempdir().unwrap();
     let run = run_folder(root.path(), "one", 1);
     let before = fs::read(run.join("networks/peer-0.safetensors")).unwrap();
-    for protocol in [&["--protocol", "lbfgs", "--set", "cs=[0.01, 1.0]"][..], &["--protocol", "sweep", "--set", "epochs=1"], &["--set", "epochs=1"]] {
+    for protocol in
+        [&["--protocol", "lbfgs", "--set", "cs=[0.01, 1.0]"][..], &["--protocol", "sweep", "--set", "epochs=1"], &["--set", "epochs=1"]]
+    {
         let args = [&["linear-probe", "--run", "runs/one", "--peer", "0", "--dataset", "synthetic"], protocol].concat();
         done(eval(root.path(), &args));
     }
@@ -95,7 +107,9 @@ fn probes_leave_files_and_networks_alone() {
 
 /// Features of three classes that a line can tell apart, by formula.
 fn features(count: usize, shift: f64) -> Features {
-    let x: Vec<f32> = (0..count).flat_map(|i| (0..4).map(move |j| ((1.3 * i as f64 + j as f64 + shift).sin() + if i % 3 == j { 1.5 } else { 0.0 }) as f32)).collect();
+    let x: Vec<f32> = (0..count)
+        .flat_map(|i| (0..4).map(move |j| ((1.3 * i as f64 + j as f64 + shift).sin() + if i % 3 == j { 1.5 } else { 0.0 }) as f32))
+        .collect();
     Features { x: Tensor::from_slice(&x).view([-1, 4]), y: (0..count).map(|i| (i % 3) as i64).collect() }
 }
 
@@ -129,7 +143,12 @@ fn draws_have_k_of_every_class_and_follow_the_seed() {
 fn cached_features_are_used_only_while_nothing_changed() {
     let root = tempfile::tempdir().unwrap();
     let run = run_folder(root.path(), "one", 1);
-    let knn = |extra: &[&str]| stderr(&done(eval(root.path(), &[&["knn", "--run", "runs/one", "--peer", "0", "--dataset", "synthetic", "--k", "5"], extra].concat())));
+    let knn = |extra: &[&str]| {
+        stderr(&done(eval(
+            root.path(),
+            &[&["knn", "--run", "runs/one", "--peer", "0", "--dataset", "synthetic", "--k", "5"], extra].concat(),
+        )))
+    };
     let fresh = |log: &str| (log.matches("extracted and kept").count(), log.matches("from the cache").count());
     assert_eq!(fresh(&knn(&[])), (2, 0));
     assert_eq!(fresh(&knn(&[])), (0, 2));
@@ -137,7 +156,12 @@ fn cached_features_are_used_only_while_nothing_changed() {
     assert_eq!(fresh(&knn(&["--no-cache"])), (0, 0));
     let file = run.join("networks/peer-0.safetensors");
     let path = file.to_str().unwrap();
-    let foreign = |mean: &str| stderr(&done(eval(root.path(), &["knn", "--weights", path, "--mean", mean, "--std", "0.25,0.25,0.25", "--dataset", "synthetic", "--k", "5"])));
+    let foreign = |mean: &str| {
+        stderr(&done(eval(
+            root.path(),
+            &["knn", "--weights", path, "--mean", mean, "--std", "0.25,0.25,0.25", "--dataset", "synthetic", "--k", "5"],
+        )))
+    };
     assert_eq!(fresh(&foreign("0.5,0.5,0.5")), (0, 2), "the same network by another door");
     assert_eq!(fresh(&foreign("0.5,0.5,0.4")), (2, 0), "another normalisation");
     run_folder(root.path(), "one", 9);
@@ -156,7 +180,12 @@ fn rows_of_several_writers_are_all_there_and_whole() {
             let folder = folder.path();
             scope.spawn(move || {
                 for i in 0..25 {
-                    let record = Record { command: "test".into(), variant: format!("{writer}-{i}, \"quoted\""), value: i as f64, ..Default::default() };
+                    let record = Record {
+                        command: "test".into(),
+                        variant: format!("{writer}-{i}, \"quoted\""),
+                        value: i as f64,
+                        ..Default::default()
+                    };
                     results::append(folder, &[record]).unwrap();
                 }
             });
@@ -178,7 +207,12 @@ fn several_processes_append_to_one_run() {
     let run = run_folder(root.path(), "one", 1);
     let start = |_| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_mcl-eval"));
-        command.args(["accuracy", "--run", "runs/one", "--threads", "1", "--quiet"]).current_dir(root.path()).stdout(std::process::Stdio::null()).spawn().unwrap()
+        command
+            .args(["accuracy", "--run", "runs/one", "--threads", "1", "--quiet"])
+            .current_dir(root.path())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap()
     };
     let children: Vec<_> = (0..3).map(start).collect();
     for mut child in children {
@@ -237,7 +271,10 @@ fn every_shipped_protocol_is_followed_and_takes_only_its_own_keys() {
     let path = folder.path().join("mine.toml");
     fs::write(&path, "kind = \"lbfgs\"\ncs = [1.0]\n").unwrap();
     let mine = Protocol::read(path.to_str().unwrap(), &["paper", "sweep", "lbfgs"], &[]).unwrap();
-    assert_eq!((mine.kind.as_str(), mine.json()["cs"].to_string().as_str(), mine.json()["holdout"].as_f64()), ("lbfgs", "[1.0]", Some(0.1)));
+    assert_eq!(
+        (mine.kind.as_str(), mine.json()["cs"].to_string().as_str(), mine.json()["holdout"].as_f64()),
+        ("lbfgs", "[1.0]", Some(0.1))
+    );
 }
 
 #[test]
@@ -248,7 +285,19 @@ fn every_command_runs_and_the_report_needs_nothing_from_outside() {
     let evaluate = |args: &[&str]| done(eval(root.path(), args));
     evaluate(&["accuracy", "--run", "runs/one"]);
     evaluate(&["few-shot", "--run", "runs/one", "--dataset", "synthetic", "--shots", "1,2", "--tries", "2"]);
-    evaluate(&["tsne", "--run", "runs/one", "--run", "runs/two", "--set", "samples=120", "--set", "iterations=60", "--set", "perplexity=10.0"]);
+    evaluate(&[
+        "tsne",
+        "--run",
+        "runs/one",
+        "--run",
+        "runs/two",
+        "--set",
+        "samples=120",
+        "--set",
+        "iterations=60",
+        "--set",
+        "perplexity=10.0",
+    ]);
     evaluate(&["cohort", "--run", "runs/one"]);
     let compared = evaluate(&["compare", "runs/one,runs/two", "runs/two,runs/one", "--peer", "1", "--json"]);
     let json: serde_json::Value = serde_json::from_slice(&compared.stdout).expect("one JSON object on stdout");

@@ -45,7 +45,9 @@ fn a_missing_manifest_and_a_foreign_checkpoint_are_refused() {
     assert_refused(&train(&recipe, &out, &["--quiet", "--resume"]).output().unwrap(), 2, &["manifest", "--from step-"]);
 
     let other = folder.path().join("other");
-    let output = train(&recipe, &other, &["--quiet", "--set", "train.epochs=1", "--set", "cohort.archs=[\"resnet8\", \"resnet20\"]"]).output().unwrap();
+    let output = train(&recipe, &other, &["--quiet", "--set", "train.epochs=1", "--set", "cohort.archs=[\"resnet8\", \"resnet20\"]"])
+        .output()
+        .unwrap();
     assert!(output.status.success(), "{}", text(&output));
     assert_refused(&train(&recipe, &other, &["--quiet", "--resume"]).output().unwrap(), 2, &["cohort.archs", "resnet20"]);
 }

@@ -10,7 +10,21 @@ fn objective_gradients_and_hypergradient_agree_with_pytorch() {
     tch::set_num_threads(1);
     let checks = selftest::all(None, Device::Cpu).unwrap();
     let terms: std::collections::BTreeSet<&str> = checks.iter().map(|c| c.term.as_str()).collect();
-    for term in ["task", "task_gate", "ens", "vcl", "icl", "soft_vcl", "soft_icl", "total", "lambda", "gradient of feats", "gradient of logits", "mcl soft_icl", "memory soft_vcl"] {
+    for term in [
+        "task",
+        "task_gate",
+        "ens",
+        "vcl",
+        "icl",
+        "soft_vcl",
+        "soft_icl",
+        "total",
+        "lambda",
+        "gradient of feats",
+        "gradient of logits",
+        "mcl soft_icl",
+        "memory soft_vcl",
+    ] {
         assert!(terms.contains(term), "{term} was not checked: {terms:?}");
     }
     let bad: Vec<_> = checks.iter().filter(|c| !c.passed()).collect();

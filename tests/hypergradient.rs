@@ -75,7 +75,10 @@ fn golden_toy_with_both_adjoints() {
     for (momentum, weight_decay, theta, task, released, exact) in TOY {
         let toy = Toy::new();
         let near = |actual: f64, expected: f64, tolerance: f64, what: &str| {
-            assert!((actual - expected).abs() < tolerance, "momentum {momentum}, weight decay {weight_decay}: {what} is {actual}, not {expected}")
+            assert!(
+                (actual - expected).abs() < tolerance,
+                "momentum {momentum}, weight decay {weight_decay}: {what} is {actual}, not {expected}"
+            )
         };
         let (v, value) = Toy::outer(0.5, momentum, weight_decay);
         near(v[0], theta[0], 1e-9, "theta_3[0]");
@@ -106,7 +109,8 @@ fn smooth_cohort_agrees_with_finite_differences() {
 #[test]
 fn an_objective_that_fails_leaves_theta_as_found() {
     let toy = Toy::new();
-    let unroll = Unroll { steps: 3, lr: 0.1, momentum: 0.0, weight_decay: 0.0, hvp: Hvp::Exact, adjoint: Adjoint::Exact, leave: Leave::Nothing };
+    let unroll =
+        Unroll { steps: 3, lr: 0.1, momentum: 0.0, weight_decay: 0.0, hvp: Hvp::Exact, adjoint: Adjoint::Exact, leave: Leave::Nothing };
     let result = hypergradient(&toy.theta, &[toy.pi.shallow_clone()], unroll, &mut |k, how| {
         if k == 1 && how == Held::Fresh { Err(mcl::error::Error::failed("no")) } else { Ok(toy.objective(k)) }
     });
@@ -118,14 +122,29 @@ const RULE: Rule = Rule::Sgd { momentum: 0.9, weight_decay: 5e-4, nesterov: true
 
 fn batch() -> Batch {
     let images = (Tensor::arange(8 * 3 * 16 * 16, (Kind::Float, Device::Cpu)) * 0.37).sin().view([8, 3, 16, 16]);
-    Batch { views: vec![images], labels: Tensor::from_slice(&[0i64, 0, 1, 1, 2, 2, 3, 3]), index: Tensor::from_slice(&[0i64, 4, 1, 5, 2, 6, 3, 7]), noise: 1 }
+    Batch {
+        views: vec![images],
+        labels: Tensor::from_slice(&[0i64, 0, 1, 1, 2, 2, 3, 3]),
+        index: Tensor::from_slice(&[0i64, 4, 1, 5, 2, 6, 3, 7]),
+        noise: 1,
+    }
 }
 
 fn engine(options: &str) -> Engine {
     tch::set_num_threads(1);
     let archs = [nets::find("resnet8").unwrap(), nets::find("resnet8").unwrap()];
     let labels: Vec<i64> = (0..40).map(|i| i % 4).collect();
-    let task = Task { archs: &archs, classes: 4, train_labels: &labels, batch: 8, rule: RULE, epochs: 2, device: Device::Cpu, kind: Kind::Float, seed: 7 };
+    let task = Task {
+        archs: &archs,
+        classes: 4,
+        train_labels: &labels,
+        batch: 8,
+        rule: RULE,
+        epochs: 2,
+        device: Device::Cpu,
+        kind: Kind::Float,
+        seed: 7,
+    };
     let method = (methods::find("l_mcl").unwrap().build)(&task, options.parse().unwrap()).unwrap();
     let cohort = Cohort::new(&archs, 4, method.needs().branches, 0, 1, Device::Cpu, Kind::Float, 7);
     Engine::new(cohort, method, RULE)
@@ -154,7 +173,13 @@ fn moved_by_the_meta_step(options: &str) -> Vec<String> {
 
 #[test]
 fn a_meta_step_moves_pi_and_nothing_else_in_paper_mode() {
-    for options in ["hvp = \"exact\"", "hvp = \"difference\"", "inner_momentum = 0.9\ninner_weight_decay = 5e-4", "mining = \"memory\"\nnegatives = 5", "mining = \"queue\"\nqueue_length = 20\nnegatives = 5"] {
+    for options in [
+        "hvp = \"exact\"",
+        "hvp = \"difference\"",
+        "inner_momentum = 0.9\ninner_weight_decay = 5e-4",
+        "mining = \"memory\"\nnegatives = 5",
+        "mining = \"queue\"\nqueue_length = 20\nnegatives = 5",
+    ] {
         let moved = moved_by_the_meta_step(options);
         assert!(!moved.is_empty(), "{options}: pi did not move");
         assert!(moved.iter().all(|n| n.starts_with("method.pi.")), "{options}: {moved:?}");
@@ -166,14 +191,18 @@ fn a_meta_step_moves_pi_and_nothing_else_in_paper_mode() {
 fn reference_mode_keeps_one_update_of_batchnorm_and_bank() {
     let moved = moved_by_the_meta_step("mode = \"reference\"\nmining = \"memory\"\nnegatives = 5");
     let others: Vec<&String> = moved.iter().filter(|n| !n.starts_with("method.pi.")).collect();
-    assert!(others.iter().all(|n| n.contains("running_") || n.contains("num_batches_tracked") || n.starts_with("method.bank.")), "{others:?}");
+    assert!(
+        others.iter().all(|n| n.contains("running_") || n.contains("num_batches_tracked") || n.starts_with("method.bank.")),
+        "{others:?}"
+    );
     for kind in ["running_mean", "running_var", "num_batches_tracked", "method.bank.0", "method.bank.1"] {
         assert!(others.iter().any(|n| n.contains(kind)), "{kind} is not in {others:?}");
     }
     // One main update and exactly one more.
     let mut engine = engine("mode = \"reference\"");
     engine.step(&[batch()], clock(0), None).unwrap();
-    let counts: Vec<i64> = engine.state().iter().filter(|(n, _)| n.ends_with("num_batches_tracked")).map(|(_, t)| t.int64_value(&[])).collect();
+    let counts: Vec<i64> =
+        engine.state().iter().filter(|(n, _)| n.ends_with("num_batches_tracked")).map(|(_, t)| t.int64_value(&[])).collect();
     assert!(!counts.is_empty() && counts.iter().all(|&c| c == 2), "{counts:?}");
 }
 
@@ -189,7 +218,8 @@ fn pi_stays_when_lambda_cannot_matter() {
 #[test]
 fn meta_steps_come_every_so_many_batches() {
     let shapes = [Shape { stages: 2, width: 4 }; 2];
-    let setting = Setting { shapes: &shapes, train_labels: &[0, 0, 1, 1], batch: 4, rule: RULE, device: Device::Cpu, kind: Kind::Float, seed: 0 };
+    let setting =
+        Setting { shapes: &shapes, train_labels: &[0, 0, 1, 1], batch: 4, rule: RULE, device: Device::Cpu, kind: Kind::Float, seed: 0 };
     let method = LMcl::new(Options { meta_every: Some(3), ..Options::default() }, &setting).unwrap();
     let due: Vec<usize> = (0..8).filter(|&i| method.meta_due(clock(i))).collect();
     assert_eq!(due, [0, 3, 6]);

@@ -17,7 +17,8 @@ const CLOCK: Clock = Clock { epoch: 0, batch: 0, step: 0, lr: 0.1, seed: 0 };
 const LABELS: [i64; 6] = [0, 0, 1, 1, 2, 2];
 
 fn method(options: Options, shapes: &[Shape]) -> LMcl {
-    LMcl::new(options, &Setting { shapes, train_labels: &LABELS, batch: 6, rule: RULE, device: Device::Cpu, kind: Kind::Double, seed: 1 }).unwrap()
+    LMcl::new(options, &Setting { shapes, train_labels: &LABELS, batch: 6, rule: RULE, device: Device::Cpu, kind: Kind::Double, seed: 1 })
+        .unwrap()
 }
 
 fn parsed(text: &str) -> Options {
@@ -25,7 +26,9 @@ fn parsed(text: &str) -> Options {
 }
 
 fn outs(shapes: &[Shape]) -> Vec<Outputs> {
-    let wave = |rows: i64, cols: i64, phase: f64| ((Tensor::arange(rows * cols, (Kind::Double, Device::Cpu)) * 1.37 + phase).sin()).view([rows, cols]);
+    let wave = |rows: i64, cols: i64, phase: f64| {
+        ((Tensor::arange(rows * cols, (Kind::Double, Device::Cpu)) * 1.37 + phase).sin()).view([rows, cols])
+    };
     let net = |(m, s): (usize, &Shape)| {
         let make = |cols: i64, shift: f64| (0..s.stages).map(|l| wave(6, cols, shift + m as f64 + 0.7 * l as f64)).collect();
         Outputs { maps: vec![], pre_pool: wave(1, 1, 0.0), feats: make(s.width, 0.2), logits: make(3, 5.1) }
@@ -130,13 +133,10 @@ fn terms_can_be_switched_and_weighted() {
         weights("dim = 4"),
         [("task", 1.0), ("task_gate", 1.0), ("ens", 1.0), ("vcl", 0.1), ("icl", 0.1), ("soft_vcl", 1.0), ("soft_icl", 1.0)]
     );
-    assert_eq!(weights("dim = 4\nalpha = 0.2\nbeta = 0.5\n[terms]\nvcl = false\nsoft_icl = 3\nens = 0.25\ntask_gate = false"), [
-        ("task", 1.0),
-        ("ens", 0.25),
-        ("icl", 0.2),
-        ("soft_vcl", 0.5),
-        ("soft_icl", 1.5)
-    ]);
+    assert_eq!(
+        weights("dim = 4\nalpha = 0.2\nbeta = 0.5\n[terms]\nvcl = false\nsoft_icl = 3\nens = 0.25\ntask_gate = false"),
+        [("task", 1.0), ("ens", 0.25), ("icl", 0.2), ("soft_vcl", 0.5), ("soft_icl", 1.5)]
+    );
     let logits_only = method(parsed("dim = 4\nalpha = 0\nbeta = 0"), &TWO);
     assert_eq!(names(&logits_only.losses(&outs, &batch(), CLOCK).unwrap()), ["task", "task_gate", "ens"]);
     assert!(logits_only.groups().iter().all(|g| g.name != "heads"), "heads that nothing trains are no group");
@@ -145,7 +145,9 @@ fn terms_can_be_switched_and_weighted() {
 #[test]
 fn losses_do_not_change_what_they_are_computed_from() {
     let outs = outs(&TWO);
-    for options in ["dim = 4", "dim = 4\nmining = \"memory\"\nnegatives = 3", "dim = 4\nmode = \"reference\"\nmining = \"memory\"\nnegatives = 3"] {
+    for options in
+        ["dim = 4", "dim = 4\nmining = \"memory\"\nnegatives = 3", "dim = 4\nmode = \"reference\"\nmining = \"memory\"\nnegatives = 3"]
+    {
         let mut method = method(parsed(options), &TWO);
         method.prepare(&batch(), CLOCK).unwrap();
         let state = |m: &LMcl| -> Vec<Tensor> { m.state().iter().map(|(_, t)| t.copy()).collect() };
@@ -180,10 +182,15 @@ fn the_reference_lets_a_network_teach_itself() {
     let outs = outs(&TWO);
     let (paper, reference) = (method(parsed("dim = 4"), &TWO), method(parsed("dim = 4\nmode = \"reference\""), &TWO));
     let terms = paper.losses(&outs, &batch(), CLOCK).unwrap();
-    let own: f64 = paper.gates.iter().zip(&outs).map(|(gate, o)| {
-        let ensemble = mcl::losses::logit::ensemble(&gate.forward(&o.feats), &o.logits);
-        mcl::losses::logit::kl(&ensemble, o.logit(), 3.0).double_value(&[])
-    }).sum();
+    let own: f64 = paper
+        .gates
+        .iter()
+        .zip(&outs)
+        .map(|(gate, o)| {
+            let ensemble = mcl::losses::logit::ensemble(&gate.forward(&o.feats), &o.logits);
+            mcl::losses::logit::kl(&ensemble, o.logit(), 3.0).double_value(&[])
+        })
+        .sum();
     let both = sum(&reference.losses(&outs, &batch(), CLOCK).unwrap(), "ens");
     assert!((both - sum(&terms, "ens") - own).abs() < 1e-12 && own > 0.0);
 }
@@ -202,7 +209,17 @@ fn mining_decides_how_batches_are_drawn() {
 fn what_it_cannot_do_is_refused_by_name() {
     let archs = [nets::find("resnet8").unwrap(), nets::find("resnet8").unwrap()];
     let refusal = |networks: usize, labels: &[i64], options: &str| {
-        let task = Task { archs: &archs[..networks], classes: 3, train_labels: labels, batch: 6, rule: RULE, epochs: 1, device: Device::Cpu, kind: Kind::Float, seed: 0 };
+        let task = Task {
+            archs: &archs[..networks],
+            classes: 3,
+            train_labels: labels,
+            batch: 6,
+            rule: RULE,
+            epochs: 1,
+            device: Device::Cpu,
+            kind: Kind::Float,
+            seed: 0,
+        };
         let error = (methods::find("l_mcl").unwrap().build)(&task, options.parse().unwrap()).err().unwrap();
         assert_eq!(error.exit_code(), 2);
         error.to_string()

@@ -27,7 +27,24 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("checkpoint", &["error", "files", "metrics", "params"]),
     ("report", &["error", "files"]),
     ("listing", &["error", "data", "methods", "nets"]),
-    ("train", &["checkpoint", "cohort", "data", "error", "files", "methods", "metrics", "nets", "recipe", "runs", "step", "tensorboard", "weights"]),
+    (
+        "train",
+        &[
+            "checkpoint",
+            "cohort",
+            "data",
+            "error",
+            "files",
+            "methods",
+            "metrics",
+            "nets",
+            "recipe",
+            "runs",
+            "step",
+            "tensorboard",
+            "weights",
+        ],
+    ),
     ("compare", &["error", "files", "methods", "nets", "optim", "recipe", "report", "train"]),
     ("eval", &["*"]),
 ];
@@ -35,15 +52,25 @@ const MAY_USE: &[(&str, &[&str])] = &[
 fn rust_files(folder: &Path, out: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        if path.is_dir() { rust_files(&path, out) } else if path.extension().is_some_and(|e| e == "rs") { out.push(path) }
+        if path.is_dir() {
+            rust_files(&path, out)
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            out.push(path)
+        }
     }
 }
 
 fn sources() -> Vec<(String, PathBuf, String)> {
     let mut files = vec![];
     rust_files(Path::new("src"), &mut files);
-    let module = |path: &Path| path.strip_prefix("src").unwrap().components().next().unwrap().as_os_str().to_string_lossy().trim_end_matches(".rs").to_string();
-    files.into_iter().map(|path| (module(&path), path.clone(), fs::read_to_string(&path).unwrap())).filter(|(m, ..)| m != "lib" && m != "bin").collect()
+    let module = |path: &Path| {
+        path.strip_prefix("src").unwrap().components().next().unwrap().as_os_str().to_string_lossy().trim_end_matches(".rs").to_string()
+    };
+    files
+        .into_iter()
+        .map(|path| (module(&path), path.clone(), fs::read_to_string(&path).unwrap()))
+        .filter(|(m, ..)| m != "lib" && m != "bin")
+        .collect()
 }
 
 /// `crate::a::b`, and the `a, b` of `crate::{a::x, b}`.
@@ -100,8 +127,14 @@ fn no_fixed_device_in_the_maths() {
 /// No architecture, method or dataset is named outside its file, its registry and the recipes.
 #[test]
 fn the_trainer_names_no_method_architecture_or_dataset() {
-    let names = mcl::methods::METHODS.iter().map(|m| m.name).chain(mcl::nets::archs().map(|a| a.name)).chain(mcl::data::DATASETS.iter().map(|d| d.name));
-    let text = fs::read_to_string("src/train.rs").unwrap() + &fs::read_to_string("src/step.rs").unwrap() + &fs::read_to_string("src/cohort.rs").unwrap();
+    let names = mcl::methods::METHODS
+        .iter()
+        .map(|m| m.name)
+        .chain(mcl::nets::archs().map(|a| a.name))
+        .chain(mcl::data::DATASETS.iter().map(|d| d.name));
+    let text = fs::read_to_string("src/train.rs").unwrap()
+        + &fs::read_to_string("src/step.rs").unwrap()
+        + &fs::read_to_string("src/cohort.rs").unwrap();
     for name in names {
         assert!(!text.contains(&format!("\"{name}\"")), "the trainer names {name}");
     }

@@ -194,11 +194,7 @@ fn a_transform_can_be_written_down_and_read_back() {
     let plain = Transform::centre(224, MEAN, STD);
     let text = serde_json::to_string(&plain).unwrap();
     assert!(text.starts_with(r#"{"size":224,"crop":{"kind":"centre","resize":256},"flip":false,"mean":[0.5071,"#), "{text}");
-    let full = Transform {
-        erase: 0.25,
-        rand_augment: Some(RandAugment::default()),
-        ..Transform::random_resized(224, MEAN, STD)
-    };
+    let full = Transform { erase: 0.25, rand_augment: Some(RandAugment::default()), ..Transform::random_resized(224, MEAN, STD) };
     for transform in [plain, full, Transform::pad_crop(32, MEAN, STD)] {
         assert_eq!(serde_json::from_str::<Transform>(&serde_json::to_string(&transform).unwrap()).unwrap(), transform);
     }

@@ -29,7 +29,18 @@ fn recipe(method: &str, count: usize, options: &str) -> Recipe {
 fn run(recipe: &Recipe, data: &Path, out: &Path, stop: bool) -> mcl::error::Result<Summary> {
     tch::set_num_threads(1);
     let stop = AtomicBool::new(stop);
-    train::run(Job { recipe: recipe.clone(), out: out.into(), data: Some(data.into()), device: Device::Cpu, threads: 1, resume: true, from: None, init: None, quiet: true, stop: &stop })
+    train::run(Job {
+        recipe: recipe.clone(),
+        out: out.into(),
+        data: Some(data.into()),
+        device: Device::Cpu,
+        threads: 1,
+        resume: true,
+        from: None,
+        init: None,
+        quiet: true,
+        stop: &stop,
+    })
 }
 
 fn learns_and_ships(method: &str, count: usize, resumed: bool) {
@@ -73,7 +84,10 @@ fn learns_and_ships(method: &str, count: usize, resumed: bool) {
     let mut reader = csv::Reader::from_reader(rows.as_bytes());
     let column = reader.headers().unwrap().iter().position(|h| h == "test.peer0.top1").unwrap();
     let measured: f64 = reader.records().nth(best.epoch - 1).unwrap().unwrap()[column].parse().unwrap();
-    assert!((100.0 * right as f64 / all as f64 - measured).abs() < 1e-6, "{method} x {count}: shipped {right} of {all}, measured {measured} %");
+    assert!(
+        (100.0 * right as f64 / all as f64 - measured).abs() < 1e-6,
+        "{method} x {count}: shipped {right} of {all}, measured {measured} %"
+    );
 }
 
 /// The smallest cohort each allows.

@@ -126,7 +126,14 @@ fn mcnemar_is_the_binomial_test() {
 
 #[test]
 fn students_quantiles() {
-    for (freedom, t) in [(1, 12.706204736174694), (2, 4.302652729749462), (3, 3.1824463052837078), (4, 2.7764451051977934), (9, 2.262157162798205), (30, 2.0422724563012378)] {
+    for (freedom, t) in [
+        (1, 12.706204736174694),
+        (2, 4.302652729749462),
+        (3, 3.1824463052837078),
+        (4, 2.7764451051977934),
+        (9, 2.262157162798205),
+        (30, 2.0422724563012378),
+    ] {
         close(stats::t_975(freedom), t, 1e-9, "t");
     }
 }
@@ -145,7 +152,8 @@ fn intervals_are_scipys_within_their_own_noise() {
 #[test]
 fn cka_is_the_ratio_of_centred_gram_matrices() {
     let (x, _) = data(0.8);
-    let other: Vec<f64> = (0..N).flat_map(|i| (0..3).map(move |j| (i, j))).map(|(i, j)| (0.3 * i as f64 * (j + 1) as f64).cos() + x[i * D + j]).collect();
+    let other: Vec<f64> =
+        (0..N).flat_map(|i| (0..3).map(move |j| (i, j))).map(|(i, j)| (0.3 * i as f64 * (j + 1) as f64).cos() + x[i * D + j]).collect();
     let (u, v) = (matrix(&x, D), matrix(&other, 3));
     close(stats::linear_cka(&u, &v), 0.5933518739814703, 1e-10, "CKA");
     close(stats::linear_cka(&u, &(&u * 3.0 + 2.0)), 1.0, 1e-10, "CKA of a scaled copy");

@@ -16,7 +16,9 @@ fn three_steps(rule: Rule) -> Vec<f64> {
     let params = Params { vars: vec![("a.weight".into(), p.shallow_clone()), ("b.bias".into(), b.shallow_clone())], buffers: vec![] };
     let mut optimizer = Optimizer::new(rule, &params);
     for _ in 0..3 {
-        let loss = (p.square() * &scale).sum(Kind::Double) + b.pow_tensor_scalar(3).sum(Kind::Double) + (p.sum_dim_intlist(0, false, Kind::Double) * &b).sum(Kind::Double);
+        let loss = (p.square() * &scale).sum(Kind::Double)
+            + b.pow_tensor_scalar(3).sum(Kind::Double)
+            + (p.sum_dim_intlist(0, false, Kind::Double) * &b).sum(Kind::Double);
         optimizer.step(&params, &grads(&loss, &params.tensors(), false), 0.1);
     }
     let all = Tensor::cat(&[p.detach().view([-1]), b.detach()], 0);

@@ -26,7 +26,9 @@ fn defaults_are_the_papers() {
 
 #[test]
 fn overrides_go_through_the_same_check() {
-    let recipe = parse("[train]\nbatch = 64", &["train.batch=32", "data.name=synthetic", "train.schedule={ steps = [3, 5] }", "method.tau=0.07"]).unwrap();
+    let recipe =
+        parse("[train]\nbatch = 64", &["train.batch=32", "data.name=synthetic", "train.schedule={ steps = [3, 5] }", "method.tau=0.07"])
+            .unwrap();
     assert_eq!(recipe.train.batch, 32);
     assert_eq!(recipe.data.name, "synthetic");
     assert_eq!(recipe.method_options()["tau"].as_float(), Some(0.07));

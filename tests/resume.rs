@@ -42,7 +42,10 @@ fn assert_same_end(expected: &Path, found: &Path) {
     for peer in ["peer-0.safetensors", "peer-1.safetensors"] {
         let weights = |run: &Path| {
             let named = tch::Tensor::read_safetensors(run.join("networks").join(peer)).unwrap();
-            named.into_iter().map(|(n, t)| (n, format!("{:?}", t.flatten(0, -1).to_kind(tch::Kind::Double).sum(None).double_value(&[]).to_bits()))).collect::<std::collections::BTreeMap<_, _>>()
+            named
+                .into_iter()
+                .map(|(n, t)| (n, format!("{:?}", t.flatten(0, -1).to_kind(tch::Kind::Double).sum(None).double_value(&[]).to_bits())))
+                .collect::<std::collections::BTreeMap<_, _>>()
         };
         assert_eq!(weights(expected), weights(found));
     }
@@ -68,7 +71,10 @@ fn twenty_five_kills_change_nothing() {
         // Anywhere from start-up to several saves later; now and then exactly while a checkpoint is being written.
         let deadline = Instant::now() + Duration::from_millis(rng.gen_range(200..2500));
         let in_a_save = rng.gen_bool(0.3);
-        let writing = || fs::read_dir(out.join("checkpoints")).is_ok_and(|mut d| d.any(|e| e.is_ok_and(|e| e.file_name().to_string_lossy().contains(".tmp"))));
+        let writing = || {
+            fs::read_dir(out.join("checkpoints"))
+                .is_ok_and(|mut d| d.any(|e| e.is_ok_and(|e| e.file_name().to_string_lossy().contains(".tmp"))))
+        };
         let done = loop {
             if let Some(status) = child.try_wait().unwrap() {
                 break Some(status);

@@ -24,7 +24,19 @@ fn archs(names: &[&str]) -> Vec<&'static Arch> {
 
 /// A task on four classes of ten images, in double precision unless networks run.
 fn task<'a>(archs: &'a [&'static Arch], labels: &'a [i64], kind: Kind, seed: u64) -> Task<'a> {
-    Task { archs, classes: CLASSES, train_labels: labels, batch: 8, rule: RULE, label_smoothing: 0.0, holdout: 5, epochs: 300, device: Device::Cpu, kind, seed }
+    Task {
+        archs,
+        classes: CLASSES,
+        train_labels: labels,
+        batch: 8,
+        rule: RULE,
+        label_smoothing: 0.0,
+        holdout: 5,
+        epochs: 300,
+        device: Device::Cpu,
+        kind,
+        seed,
+    }
 }
 
 fn labels() -> Vec<i64> {
@@ -62,9 +74,16 @@ fn clock(epoch: usize, step: usize) -> Clock {
 
 /// Class pairs of 16 x 16 images, other ones for each step and view.
 fn batch(step: usize, views: usize) -> Batch {
-    let wave = |v: usize| (Tensor::arange(8 * 3 * 16 * 16, (Kind::Float, Device::Cpu)) * (0.37 + 0.11 * (step * 3 + v) as f64)).sin().view([8, 3, 16, 16]);
+    let wave = |v: usize| {
+        (Tensor::arange(8 * 3 * 16 * 16, (Kind::Float, Device::Cpu)) * (0.37 + 0.11 * (step * 3 + v) as f64)).sin().view([8, 3, 16, 16])
+    };
     let (labels, index) = ([0i64, 0, 1, 1, 2, 2, 3, 3], [0i64, 4, 1, 5, 2, 6, 3, 7]);
-    Batch { views: (0..views).map(wave).collect(), labels: Tensor::from_slice(&labels), index: Tensor::from_slice(&index), noise: step as u64 }
+    Batch {
+        views: (0..views).map(wave).collect(),
+        labels: Tensor::from_slice(&labels),
+        index: Tensor::from_slice(&index),
+        noise: step as u64,
+    }
 }
 
 fn batch_for(engine: &Engine, step: usize) -> Batch {
@@ -85,7 +104,12 @@ fn rows(values: &[&[f64]]) -> Tensor {
 fn answer(logits: &Tensor) -> Outputs {
     let size = logits.size()[0];
     let map = Tensor::zeros([size, 2, 1, 1], (logits.kind(), Device::Cpu));
-    Outputs { maps: vec![map.shallow_clone(), map.shallow_clone(), map.shallow_clone()], pre_pool: map, feats: vec![Tensor::zeros([size, 64], (logits.kind(), Device::Cpu))], logits: vec![logits.shallow_clone()] }
+    Outputs {
+        maps: vec![map.shallow_clone(), map.shallow_clone(), map.shallow_clone()],
+        pre_pool: map,
+        feats: vec![Tensor::zeros([size, 64], (logits.kind(), Device::Cpu))],
+        logits: vec![logits.shallow_clone()],
+    }
 }
 
 /// The three networks' logits on two samples of three classes that the published numbers were computed for.
@@ -184,7 +208,13 @@ fn every_method_steps_with_finite_terms_and_lowers_the_loss_of_the_networks() {
             let mut last = f64::NAN;
             let mut first = f64::NAN;
             for i in 0..15 {
-                let report = engine.step(&[Batch { views: batch.views.iter().map(Tensor::shallow_clone).collect(), ..labelled(&batch.labels) }], Clock { lr: 0.02, ..clock(0, i) }, None).unwrap();
+                let report = engine
+                    .step(
+                        &[Batch { views: batch.views.iter().map(Tensor::shallow_clone).collect(), ..labelled(&batch.labels) }],
+                        Clock { lr: 0.02, ..clock(0, i) },
+                        None,
+                    )
+                    .unwrap();
                 assert!(report.terms.iter().all(|t| value(&t.value).is_finite()), "{name} {options} M={count}");
                 last = task_of(&report);
                 if i == 0 {
@@ -238,7 +268,8 @@ fn resolved_options_build_the_same_method() {
 
 #[track_caller]
 fn refused(name: &str, options: &str, names: &[&str], message: &str) {
-    let error = try_build(name, options, &archs(names), Kind::Float, 1).err().unwrap_or_else(|| panic!("{name} {options} {names:?} was accepted"));
+    let error =
+        try_build(name, options, &archs(names), Kind::Float, 1).err().unwrap_or_else(|| panic!("{name} {options} {names:?} was accepted"));
     assert_eq!(error.exit_code(), 2);
     assert!(error.to_string().contains(message), "{error}");
 }
@@ -249,7 +280,12 @@ fn what_a_method_cannot_do_is_refused_with_the_reason() {
     refused("dml", "temperature = 0.0", &["resnet8", "resnet8"], "[method] temperature = 0; accepted: a number above 0");
     refused("dml", "temprature = 2.0", &["resnet8", "resnet8"], "unknown field `temprature`, expected `temperature`");
     refused("dml", "preset = 'mine'", &["resnet8", "resnet8"], "[method] preset = \"mine\"; accepted: \"paper\", \"original\"");
-    refused("one", "", &["resnet8", "resnet20"], "one needs networks of one architecture and [cohort] archs has resnet8 and resnet20: they are branches of one trunk");
+    refused(
+        "one",
+        "",
+        &["resnet8", "resnet20"],
+        "one needs networks of one architecture and [cohort] archs has resnet8 and resnet20: they are branches of one trunk",
+    );
     refused("one", "weight = -1.0", &["resnet8", "resnet8"], "[method] weight = -1; accepted: 0 or more");
     refused("okddip", "", &["resnet8", "resnet8"], "okddip needs 3 networks or more");
     refused("okddip", "", &["resnet8", "resnet8", "resnet20"], "set method.branch=false");
@@ -264,7 +300,9 @@ fn what_a_method_cannot_do_is_refused_with_the_reason() {
     refused("ckd_mkt", "", &["resnet8"], "ckd_mkt needs 2 networks or more");
     refused("ckd_mkt", "pretrain_epochs = 0", &["resnet8", "resnet8"], "self-teachers that know nothing");
     let (nets, labels) = (archs(&["resnet8", "resnet8"]), labels());
-    let error = (methods::find("kdcl").unwrap().build)(&Task { holdout: 0, ..task(&nets, &labels, Kind::Float, 1) }, toml::Table::new()).err().unwrap();
+    let error = (methods::find("kdcl").unwrap().build)(&Task { holdout: 0, ..task(&nets, &labels, Kind::Float, 1) }, toml::Table::new())
+        .err()
+        .unwrap();
     assert!(error.exit_code() == 2 && error.to_string().contains("set data.holdout=20"), "{error}");
 }
 
@@ -360,7 +398,9 @@ fn one_ramps_up_in_the_original_only() {
 
 #[test]
 fn one_trains_its_gate_and_counts_its_parameters() {
-    for (arch, count, wanted) in [("resnet32", 2, 832_990), ("resnet32", 3, 1_193_189), ("resnet110", 2, 2_066_718), ("resnet110", 3, 2_962_437)] {
+    for (arch, count, wanted) in
+        [("resnet32", 2, 832_990), ("resnet32", 3, 1_193_189), ("resnet110", 2, 2_066_718), ("resnet110", 3, 2_962_437)]
+    {
         assert_eq!(trained(&engine_on("one", "", &vec![arch; count], 100, 1)), wanted, "{arch} x {count}");
     }
     let mut engine = engine("one", "", 2, 1);
@@ -486,7 +526,8 @@ fn kdcl_general_takes_its_weights_from_the_held_out_images() {
     for held in holdout() {
         let held = held.unwrap();
         let outs = tch::no_grad(|| engine.cohort.forward(&held, Mode::Eval));
-        let errors: Vec<Vec<f64>> = outs.iter().map(|o| values(&(o.logit().softmax(-1, Kind::Double) - held.labels.one_hot(CLASSES)))).collect();
+        let errors: Vec<Vec<f64>> =
+            outs.iter().map(|o| values(&(o.logit().softmax(-1, Kind::Double) - held.labels.one_hot(CLASSES)))).collect();
         for (m, n) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
             c[m][n] += errors[m].iter().zip(&errors[n]).map(|(a, b)| a * b).sum::<f64>();
         }
@@ -625,9 +666,15 @@ fn pcl_mean_teachers_are_running_averages() {
     let error = mean(&engine, name) - (first + live(&engine)) / 2.0;
     assert!(value(&error.abs().max()) < 1e-7);
     step(&mut engine, 0, 2);
-    assert!(!same(&mean(&engine, "peer.0.net.bn1.running_mean"), &copies(&engine)["peer.0.net.bn1.running_mean"]), "running statistics are their own");
+    assert!(
+        !same(&mean(&engine, "peer.0.net.bn1.running_mean"), &copies(&engine)["peer.0.net.bn1.running_mean"]),
+        "running statistics are their own"
+    );
     assert_eq!(engine.shipped().len(), 2);
-    assert!(same(&engine.shipped()[1].params.vars.iter().find(|(n, _)| n == "layer3.0.conv1.weight").unwrap().1, &mean(&engine, name)), "and they are what ships");
+    assert!(
+        same(&engine.shipped()[1].params.vars.iter().find(|(n, _)| n == "layer3.0.conv1.weight").unwrap().1, &mean(&engine, name)),
+        "and they are what ships"
+    );
 }
 
 #[test]
@@ -637,10 +684,16 @@ fn pcl_losses() {
     // Before any step the mean teacher of a network answers as it does, on its view: KL of the other's logits.
     let (outs, terms, _) = evaluated(&mut engine, clock(40, 0));
     close(value(row(&terms, "mean_teacher", Some(0))), value(&logit::kl(outs[1].logit(), outs[0].logit(), 3.0)), 1e-6);
-    assert!(terms.rows.iter().filter(|r| ["ens", "mean_teacher"].contains(&r.name)).all(|r| (r.weight - 0.2865047969).abs() < 1e-9), "80 of 300 epochs");
+    assert!(
+        terms.rows.iter().filter(|r| ["ens", "mean_teacher"].contains(&r.name)).all(|r| (r.weight - 0.2865047969).abs() < 1e-9),
+        "80 of 300 epochs"
+    );
     for m in 0..2 {
         for name in ["ens", "mean_teacher", "task"] {
-            assert!(reaches(row(&terms, name, Some(m)), outs[m].logit()) && !reaches(row(&terms, name, Some(m)), outs[1 - m].logit()), "{name}");
+            assert!(
+                reaches(row(&terms, name, Some(m)), outs[m].logit()) && !reaches(row(&terms, name, Some(m)), outs[1 - m].logit()),
+                "{name}"
+            );
         }
         assert!(reaches(row(&terms, "task_ensemble", None), outs[m].feat()));
     }
@@ -676,11 +729,17 @@ fn afd_losses() {
 fn afd_matches_distributions_along_a_cycle() {
     let (z, y) = example();
     let y = Tensor::cat(&[&y, &y], 0);
-    let map = |m: usize| (Tensor::arange(4 * 64 * 16, (Kind::Double, Device::Cpu)) * (0.3 + 0.1 * m as f64)).sin().view([4, 64, 4, 4]).set_requires_grad(true);
+    let map = |m: usize| {
+        (Tensor::arange(4 * 64 * 16, (Kind::Double, Device::Cpu)) * (0.3 + 0.1 * m as f64))
+            .sin()
+            .view([4, 64, 4, 4])
+            .set_requires_grad(true)
+    };
     let maps: Vec<Tensor> = (0..3).map(map).collect();
     let afd = method("afd", "", 3);
     let with = |maps: &[Tensor]| {
-        let outs: Vec<Outputs> = maps.iter().zip(&z).map(|(map, z)| Outputs { pre_pool: map.shallow_clone(), ..answer(&Tensor::cat(&[z, z], 0)) }).collect();
+        let outs: Vec<Outputs> =
+            maps.iter().zip(&z).map(|(map, z)| Outputs { pre_pool: map.shallow_clone(), ..answer(&Tensor::cat(&[z, z], 0)) }).collect();
         afd.losses(&outs, &labelled(&y), clock(0, 0)).unwrap()
     };
     let plain = with(&maps);
@@ -710,9 +769,12 @@ fn afd_steps_with_two_gradients_from_one_forward_pass() {
     let mut engine_b = engine("afd", "", 2, 3);
     let (_, terms, _) = evaluated(&mut engine_b, clock(0, 0));
     let adam = Rule::Adam { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.1 };
-    let (extractors, judges) = (group(&engine_b, "adversarial").params.shallow_clone(), group(&engine_b, "discriminator").params.shallow_clone());
+    let (extractors, judges) =
+        (group(&engine_b, "adversarial").params.shallow_clone(), group(&engine_b, "discriminator").params.shallow_clone());
     assert!(extractors.vars.iter().all(|(n, _)| !n.contains(".fc.")), "classifiers are no feature extractors");
-    let sum = |names: &[&str]| terms.rows.iter().filter(|r| names.contains(&r.name)).map(|r| r.value.shallow_clone()).reduce(|a, b| a + b).unwrap();
+    let sum = |names: &[&str]| {
+        terms.rows.iter().filter(|r| names.contains(&r.name)).map(|r| r.value.shallow_clone()).reduce(|a, b| a + b).unwrap()
+    };
     let (logit, generator, judge) = (sum(&["task", "mutual"]), sum(&["adversarial"]), sum(&["discriminator"]));
     let keep = |loss: &Tensor, vars: &mcl::params::Params| mcl::optim::grads_keeping_graph(loss, &vars.tensors());
     let (a, b) = (keep(&logit, &engine_b.theta), keep(&generator, &extractors));
@@ -731,8 +793,13 @@ fn afd_steps_with_two_gradients_from_one_forward_pass() {
 #[test]
 fn afd_brings_maps_to_one_width_and_decays_its_rates() {
     let engine = engine_on("afd", "", &["resnet8", "resnet110"], CLASSES, 1);
-    let transfer: Vec<&String> = group(&engine, "adversarial").params.vars.iter().map(|(n, _)| n).filter(|n| n.starts_with("transfer.")).collect();
-    assert_eq!(transfer, ["transfer.0.bn.bias", "transfer.0.bn.weight", "transfer.0.conv.weight"], "only the narrower network's maps are widened");
+    let transfer: Vec<&String> =
+        group(&engine, "adversarial").params.vars.iter().map(|(n, _)| n).filter(|n| n.starts_with("transfer.")).collect();
+    assert_eq!(
+        transfer,
+        ["transfer.0.bn.bias", "transfer.0.bn.weight", "transfer.0.conv.weight"],
+        "only the narrower network's maps are widened"
+    );
     assert_eq!(group(&engine, "discriminator").params.count(), 2 * (256 * 128 * 4 + 128 + 2 * 128 + 128 * 4 + 1));
     for name in ["adversarial", "discriminator"] {
         for (epoch, wanted) in [(0, 2e-5), (74, 2e-5), (75, 2e-6), (149, 2e-6), (150, 2e-7), (299, 2e-7)] {
@@ -776,7 +843,8 @@ fn ffsd_stops_every_gradient_between_networks() {
     let mut engine = engine("ffsd", "", 2, 3);
     let (outs, terms, _) = evaluated(&mut engine, clock(0, 0));
     assert!(!terms.rows.iter().any(|r| r.name == "diversity" && r.peer == Some(0)), "the first student has nobody to look away from");
-    let reached = |name: &str, peer: Option<usize>| (0..3).filter(|&n| reaches(row(&terms, name, peer), &outs[n].maps[0])).collect::<Vec<_>>();
+    let reached =
+        |name: &str, peer: Option<usize>| (0..3).filter(|&n| reaches(row(&terms, name, peer), &outs[n].maps[0])).collect::<Vec<_>>();
     for (name, peer, wanted) in [
         ("task", Some(0), vec![0]),
         ("mutual", Some(0), vec![0]),
@@ -796,7 +864,10 @@ fn ffsd_stops_every_gradient_between_networks() {
     let trains = |name: &str, peer, of: &str| group(&engine, of).params.vars.iter().any(|(_, v)| reaches(row(&terms, name, peer), v));
     assert!(trains("task_fusion", None, "fusion") && !trains("leader", Some(2), "fusion") && !trains("fusion", Some(2), "fusion"));
     assert!(trains("fusion", Some(2), "transform") && trains("decoder", Some(1), "decoders"));
-    assert!(!trains("fusion", Some(2), "decoders") && !trains("self_distillation", Some(1), "decoders"), "decoders are trained by their own rows alone");
+    assert!(
+        !trains("fusion", Some(2), "decoders") && !trains("self_distillation", Some(1), "decoders"),
+        "decoders are trained by their own rows alone"
+    );
 }
 
 #[test]
@@ -836,7 +907,9 @@ fn mcl_from_memory_uses_own_banks() {
     close(value(&parts.icl), 10.2643782526, 1e-8);
     close(value(&parts.soft_icl), 25.9041556117, 1e-8);
     // soft VCL by its definition: each network's distribution over its own bank, without the image itself.
-    let log_p = |m: usize| (recalled[m].slice(1, 1, 4, 1).matmul(&embeds.get(m as i64).unsqueeze(-1)).squeeze_dim(-1) / 0.07 / 3.0).log_softmax(-1, None);
+    let log_p = |m: usize| {
+        (recalled[m].slice(1, 1, 4, 1).matmul(&embeds.get(m as i64).unsqueeze(-1)).squeeze_dim(-1) / 0.07 / 3.0).log_softmax(-1, None)
+    };
     let kl = |t: &Tensor, s: &Tensor| value(&(t.exp() * (t - s)).sum_dim_intlist(-1i64, false, None).mean(None)) * 9.0;
     close(value(&parts.soft_vcl), kl(&log_p(0), &log_p(1)) + kl(&log_p(1), &log_p(0)), 1e-9);
     // With one positive it is the text's loss: half of the layer-wise loss of one layer with lambda 1.
@@ -845,7 +918,9 @@ fn mcl_from_memory_uses_own_banks() {
     let pairs = contrast::Pairs::new(vec![(0, 1)], 2, &embeds);
     let ones = Tensor::ones([1, 2], (Kind::Double, Device::Cpu));
     let (layered, _) = contrast::l_mcl_memory(&embeds, &[0, 1], &pairs, &ones, &recalled, 0.07, Mimicry::PAPER, Recall::Paper, None);
-    for (a, b) in [(&ours.vcl, &layered.vcl), (&ours.icl, &layered.icl), (&ours.soft_vcl, &layered.soft_vcl), (&ours.soft_icl, &layered.soft_icl)] {
+    for (a, b) in
+        [(&ours.vcl, &layered.vcl), (&ours.icl, &layered.icl), (&ours.soft_vcl, &layered.soft_vcl), (&ours.soft_icl, &layered.soft_icl)]
+    {
         close(value(a), value(b) / 2.0, 1e-9);
     }
 }
@@ -892,7 +967,9 @@ fn mcl_bank_takes_in_the_batch() {
     let bank = |e: &Engine| e.method.state().into_iter().find(|(n, _)| n == "bank.0").unwrap().1.copy();
     let before = bank(&engine);
     let (outs, ..) = evaluated(&mut engine, clock(0, 0));
-    let head = |layer: usize, part: &str| group(&engine, "heads").params.vars.iter().find(|(n, _)| *n == format!("0.{layer}.{part}")).unwrap().1.detach();
+    let head = |layer: usize, part: &str| {
+        group(&engine, "heads").params.vars.iter().find(|(n, _)| *n == format!("0.{layer}.{part}")).unwrap().1.detach()
+    };
     let feats = outs[0].feat().detach();
     let v = unit(&feats.linear(&head(0, "weight"), Some(&head(0, "bias"))).relu().linear(&head(2, "weight"), Some(&head(2, "bias"))));
     let wanted = unit(&((before.get(4) + v.get(1)) / 2.0));

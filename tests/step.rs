@@ -15,7 +15,19 @@ fn engine(method: &str, options: &str) -> Engine {
     tch::set_num_threads(1);
     let archs = vec![nets::find("resnet8").unwrap(); 2];
     let labels: Vec<i64> = (0..40).map(|i| i % 4).collect();
-    let task = Task { archs: &archs, classes: 4, train_labels: &labels, batch: 8, rule: RULE, label_smoothing: 0.0, holdout: 0, epochs: 2, device: Device::Cpu, kind: Kind::Float, seed: 7 };
+    let task = Task {
+        archs: &archs,
+        classes: 4,
+        train_labels: &labels,
+        batch: 8,
+        rule: RULE,
+        label_smoothing: 0.0,
+        holdout: 0,
+        epochs: 2,
+        device: Device::Cpu,
+        kind: Kind::Float,
+        seed: 7,
+    };
     let method = (methods::find(method).unwrap().build)(&task, options.parse().unwrap()).unwrap();
     let needs = method.needs();
     let cohort = Cohort::new(&archs, 4, needs.branches, needs.shared_stages, 1, Device::Cpu, Kind::Float, 7);
@@ -55,7 +67,8 @@ fn a_nan_weight_is_named_and_no_weight_moves() {
     engine.step(&[batch(0, 8)], clock(0), None).unwrap();
     let (_, weight) = engine.theta.vars.iter().find(|(n, _)| n == "peer.1.net.fc.weight").unwrap();
     let _ = tch::no_grad(|| weight.get(0).get(0).fill_(f64::NAN));
-    let before: Vec<(String, Tensor)> = engine.state().into_iter().filter(|(n, _)| !n.contains("running") && !n.contains("tracked")).map(|(n, t)| (n, t.copy())).collect();
+    let before: Vec<(String, Tensor)> =
+        engine.state().into_iter().filter(|(n, _)| !n.contains("running") && !n.contains("tracked")).map(|(n, t)| (n, t.copy())).collect();
     match engine.step(&[batch(0, 8)], clock(1), None) {
         Err(Error::Diverged { step: 1, what }) => assert_eq!(what, "the term `task` of network 1 is NaN"),
         other => panic!("expected a divergence, got {:?}", other.map(|_| ())),

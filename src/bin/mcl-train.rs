@@ -14,7 +14,11 @@ use mcl::train::{self, Job, Summary};
 use mcl::{listing, methods};
 
 #[derive(Parser)]
-#[command(name = "mcl-train", version, about = "Pre-train cohorts of vision networks with layer-wise Mutual Contrastive Learning and its rivals")]
+#[command(
+    name = "mcl-train",
+    version,
+    about = "Pre-train cohorts of vision networks with layer-wise Mutual Contrastive Learning and its rivals"
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -173,7 +177,16 @@ fn compare(args: CompareArgs) -> Result<()> {
         flags.push("--quiet".into());
     }
     let program = std::env::current_exe().map_err(|e| Error::failed(format!("cannot find the running program: {e}")))?;
-    let comparison = Comparison { protocol: &args.protocol, methods: &args.methods, seeds: args.seeds, out: &out, sets: &args.sets, program: &program, flags: &flags, stop: &stop };
+    let comparison = Comparison {
+        protocol: &args.protocol,
+        methods: &args.methods,
+        seeds: args.seeds,
+        out: &out,
+        sets: &args.sets,
+        program: &program,
+        flags: &flags,
+        stop: &stop,
+    };
     let (table, failed) = compare::run(&comparison)?;
     println!("\nTest top-1 (%), mean ± standard deviation over seeds; also in {}\n", out.join("comparison.md").display());
     print!("{}", table.plain());
@@ -196,11 +209,20 @@ fn print_summary(summary: &Summary) {
     println!("Test top-1 (%)            last epoch   best by held-out part   best test epoch (the paper's way)");
     for (m, net) in summary.networks.iter().enumerate() {
         let held = net.by_holdout.map_or("-".to_string(), |(top1, epoch)| format!("{top1:.2} (epoch {epoch})"));
-        println!("{:<24} {:>11.2} {:>23} {:>24}", format!("network {m} {}", net.arch), net.last, held, format!("{:.2} (epoch {})", net.best_test.0, net.best_test.1));
+        println!(
+            "{:<24} {:>11.2} {:>23} {:>24}",
+            format!("network {m} {}", net.arch),
+            net.last,
+            held,
+            format!("{:.2} (epoch {})", net.best_test.0, net.best_test.1)
+        );
     }
     println!("{:<24} {:>11.2}", "ensemble", summary.ensemble_top1);
     match summary.best {
-        Some(best) => println!("The held-out part chose network {} at epoch {} ({:.2} % there): networks/best.safetensors", best.peer, best.epoch, best.holdout_top1),
+        Some(best) => println!(
+            "The held-out part chose network {} at epoch {} ({:.2} % there): networks/best.safetensors",
+            best.peer, best.epoch, best.holdout_top1
+        ),
         None => println!("No held-out part (data.holdout = 0): the last epoch ships, no choice was made."),
     }
     println!("{} epochs, {} steps, {}", summary.epochs, summary.steps, train::clock_time(summary.seconds));

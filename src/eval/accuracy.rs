@@ -63,7 +63,9 @@ pub fn ensemble(logits: &[Tensor], labels: &[i64]) -> Score {
 
 /// The dataset asked for, or the one a network was trained on.
 pub fn own_dataset<'a>(asked: Option<&'a str>, subject: &'a Subject) -> Result<&'a str> {
-    asked.or(subject.meta.dataset.as_deref()).ok_or_else(|| Error::input(format!("{} does not say what it was trained on; add --dataset NAME", subject.file.display())))
+    asked
+        .or(subject.meta.dataset.as_deref())
+        .ok_or_else(|| Error::input(format!("{} does not say what it was trained on; add --dataset NAME", subject.file.display())))
 }
 
 pub fn run(args: &Args, common: &Common) -> Result<()> {
@@ -107,9 +109,21 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
     }
     let mut shown = Table::new("", &["network", "dataset", "method", "top-1", "95 % interval", "top-5", "images"]);
     for r in &records {
-        let name = if r.variant.is_empty() { r.subject.clone() } else { format!("{} ({})", r.subject.split('/').next().unwrap_or_default(), r.variant) };
+        let name = if r.variant.is_empty() {
+            r.subject.clone()
+        } else {
+            format!("{} ({})", r.subject.split('/').next().unwrap_or_default(), r.variant)
+        };
         let interval = format!("{:.2} to {:.2}", r.ci_low.unwrap_or(f64::NAN), r.ci_high.unwrap_or(f64::NAN));
-        shown.push(vec![Cell::text(name), Cell::text(&r.dataset), Cell::text(&r.method), Cell::Score(r.value, 2), Cell::text(interval), Cell::score(r.top5), Cell::Count(r.n_test as i64)]);
+        shown.push(vec![
+            Cell::text(name),
+            Cell::text(&r.dataset),
+            Cell::text(&r.method),
+            Cell::Score(r.value, 2),
+            Cell::text(interval),
+            Cell::score(r.top5),
+            Cell::Count(r.n_test as i64),
+        ]);
     }
     print!("{}", shown.plain());
     Ok(())

@@ -11,8 +11,8 @@ use super::subject::Subject;
 use crate::data::augment::Crop;
 use crate::data::{Dataset, Loader, Pixels, Split, Transform};
 use crate::error::{Error, Result};
-use crate::nets::layers::Pass;
 use crate::nets::Network;
+use crate::nets::layers::Pass;
 
 /// Changes when the numbers of a forward pass change for another reason than weights and inputs.
 const VERSION: &str = "1";
@@ -40,7 +40,12 @@ impl Features {
 /// Where features are kept: $MCL_CACHE, or mcl in the user's cache folder.
 pub fn folder() -> Option<PathBuf> {
     let own = std::env::var_os("MCL_CACHE").filter(|v| !v.is_empty()).map(PathBuf::from);
-    let user = || std::env::var_os("XDG_CACHE_HOME").filter(|v| !v.is_empty()).map(PathBuf::from).or_else(|| std::env::home_dir().map(|h| h.join(".cache")));
+    let user = || {
+        std::env::var_os("XDG_CACHE_HOME")
+            .filter(|v| !v.is_empty())
+            .map(PathBuf::from)
+            .or_else(|| std::env::home_dir().map(|h| h.join(".cache")))
+    };
     own.or_else(|| user().map(|c| c.join("mcl"))).map(|c| c.join("features"))
 }
 
@@ -99,7 +104,9 @@ pub fn features(subject: &Subject, split: &Split, transform: &Transform, cached:
         return Ok(Features { x: extract(&subject.net, split, transform, common.device)?, y });
     };
     let described = serde_json::to_string(transform).expect("plain values serialise");
-    let key = crate::files::sha256(format!("{VERSION}\n{}\n{}\n{described}\n{}\nf32", subject.hash, subject.arch.name, split_hash(split)?).as_bytes());
+    let key = crate::files::sha256(
+        format!("{VERSION}\n{}\n{}\n{described}\n{}\nf32", subject.hash, subject.arch.name, split_hash(split)?).as_bytes(),
+    );
     let path = folder.join(format!("{}.safetensors", &key[..32]));
     if let Some(x) = take(&path, y.len(), subject.arch.dim) {
         common.say(format!("features {} x {} from the cache ({})", y.len(), subject.arch.dim, size(&path)));
@@ -108,7 +115,8 @@ pub fn features(subject: &Subject, split: &Split, transform: &Transform, cached:
     let x = extract(&subject.net, split, transform, common.device)?;
     std::fs::create_dir_all(&folder).map_err(Error::io("cannot make", &folder))?;
     let temporary = crate::files::temporary(&path);
-    Tensor::write_safetensors(&[("x", &x)], &temporary).map_err(|e| Error::failed(format!("cannot write {}: {e}; --no-cache does without", temporary.display())))?;
+    Tensor::write_safetensors(&[("x", &x)], &temporary)
+        .map_err(|e| Error::failed(format!("cannot write {}: {e}; --no-cache does without", temporary.display())))?;
     std::fs::rename(&temporary, &path).map_err(Error::io("cannot write", &path))?;
     common.say(format!("features {} x {} extracted and kept ({} in {})", y.len(), subject.arch.dim, size(&path), folder.display()));
     Ok(Features { x, y })

@@ -40,7 +40,8 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
     let mut outputs = vec![];
     for folder in &args.runs {
         let run = Run::read(folder)?;
-        let subjects = SubjectArgs { runs: vec![folder.clone()], peer: Some(PeerChoice::All), ..Default::default() }.open(common, PeerChoice::All)?;
+        let subjects =
+            SubjectArgs { runs: vec![folder.clone()], peer: Some(PeerChoice::All), ..Default::default() }.open(common, PeerChoice::All)?;
         outputs.push(one(&run, &subjects, args, common)?);
     }
     if common.json {
@@ -64,20 +65,32 @@ fn one(run: &Run, subjects: &[Subject], args: &Args, common: &Common) -> Result<
     let scores: Vec<Score> = logits.iter().map(|z| Score::new(z, labels)).collect();
     let together = accuracy::ensemble(&logits, labels);
     let count = subjects.len();
-    let matrix = |value: &dyn Fn(usize, usize) -> f64| (0..count).map(|a| (0..count).map(|b| value(a, b)).collect()).collect::<Vec<Vec<f64>>>();
+    let matrix =
+        |value: &dyn Fn(usize, usize) -> f64| (0..count).map(|a| (0..count).map(|b| value(a, b)).collect()).collect::<Vec<Vec<f64>>>();
     let agreement = matrix(&|a, b| scores[a].agreement(&scores[b]));
     let cka = matrix(&|a, b| stats::linear_cka(&features[a].x, &features[b].x));
     let best = (0..count).rev().max_by(|&a, &b| scores[a].top1().total_cmp(&scores[b].top1())).expect("a cohort has networks");
 
     let mut shown = Table::new("", &["network", "architecture", "test top-1", "held-out top-1", "million parameters"]);
-    let held: Vec<f64> = (0..count).map(|m| run.column(&format!("holdout.peer{m}.top1")).into_iter().filter(|v| v.is_finite()).fold(f64::NAN, f64::max)).collect();
+    let held: Vec<f64> = (0..count)
+        .map(|m| run.column(&format!("holdout.peer{m}.top1")).into_iter().filter(|v| v.is_finite()).fold(f64::NAN, f64::max))
+        .collect();
     for (m, subject) in subjects.iter().enumerate() {
-        shown.push(vec![Cell::text(&subject.name), Cell::text(subject.arch.name), Cell::Score(scores[m].top1(), 2), Cell::score(Some(held[m])), Cell::Score(subject.params.count() as f64 / 1e6, 2)]);
+        shown.push(vec![
+            Cell::text(&subject.name),
+            Cell::text(subject.arch.name),
+            Cell::Score(scores[m].top1(), 2),
+            Cell::score(Some(held[m])),
+            Cell::Score(subject.params.count() as f64 / 1e6, 2),
+        ]);
     }
     shown.push(vec![Cell::text(format!("ensemble of {count}")), Cell::Empty, Cell::Score(together.top1(), 2), Cell::Empty, Cell::Empty]);
     let ship = if held.iter().all(|h| h.is_finite()) {
         let chosen = (0..count).rev().max_by(|&a, &b| held[a].total_cmp(&held[b])).expect("a cohort has networks");
-        format!("ship network {chosen} ({}): best on the held-out images, {:.2}; networks/best.safetensors", subjects[chosen].arch.name, held[chosen])
+        format!(
+            "ship network {chosen} ({}): best on the held-out images, {:.2}; networks/best.safetensors",
+            subjects[chosen].arch.name, held[chosen]
+        )
     } else {
         "no images were held out, so nothing honest can choose: set data.holdout and train again, or ship any".to_string()
     };
@@ -95,10 +108,20 @@ fn one(run: &Run, subjects: &[Subject], args: &Args, common: &Common) -> Result<
     let names: Vec<String> = subjects.iter().enumerate().map(|(m, s)| format!("{m}: {}", s.arch.name)).collect();
     let mut figures = vec![];
     if count > 1 {
-        let heat = |title: &str, values: &[Vec<f64>], limits, decimals| Heat { title, x: "", y: "", columns: &names, rows: &names, values, limits: Some(limits), decimals }.draw();
+        let heat = |title: &str, values: &[Vec<f64>], limits, decimals| {
+            Heat { title, x: "", y: "", columns: &names, rows: &names, values, limits: Some(limits), decimals }.draw()
+        };
         let (title, similar) = (format!("{}: same answer (%)", run.name), format!("{}: linear CKA of features", run.name));
-        figures.push(Figure::new(format!("{}-agreement", run.name), "How often two networks name the same class on the test images", heat(&title, &agreement, (0.0, 100.0), 1)));
-        figures.push(Figure::new(format!("{}-cka", run.name), "1 means the same features up to rotation and scale", heat(&similar, &cka, (0.0, 1.0), 3)));
+        figures.push(Figure::new(
+            format!("{}-agreement", run.name),
+            "How often two networks name the same class on the test images",
+            heat(&title, &agreement, (0.0, 100.0), 1),
+        ));
+        figures.push(Figure::new(
+            format!("{}-cka", run.name),
+            "1 means the same features up to rotation and scale",
+            heat(&similar, &cka, (0.0, 1.0), 3),
+        ));
     }
     let drawn_by_training = [lambda_figures(run), gate_figure(run).into_iter().collect()].concat();
     let folder = subjects[0].out.join("figures");

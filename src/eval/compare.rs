@@ -56,20 +56,32 @@ fn predict(subject: &Subject, target: &Target, args: &Args, common: &Common) -> 
 
 pub fn run(args: &Args, common: &Common) -> Result<()> {
     if args.a.len() != args.b.len() {
-        return Err(Error::input(format!("compare pairs runs: {} on the left, {} on the right; accepted: as many on both sides", args.a.len(), args.b.len())));
+        return Err(Error::input(format!(
+            "compare pairs runs: {} on the left, {} on the right; accepted: as many on both sides",
+            args.a.len(),
+            args.b.len()
+        )));
     }
     let open = |runs: &[PathBuf]| SubjectArgs { runs: runs.to_vec(), peer: args.peer, ..Default::default() }.open(common, PeerChoice::Best);
     let (left, right) = (open(&args.a)?, open(&args.b)?);
     if left.len() != right.len() {
-        return Err(Error::input(format!("compare pairs networks: {} on the left, {} on the right; --peer N names one of each", left.len(), right.len())));
+        return Err(Error::input(format!(
+            "compare pairs networks: {} on the left, {} on the right; --peer N names one of each",
+            left.len(),
+            right.len()
+        )));
     }
     let name = own_dataset(args.dataset.as_deref(), &left[0])?.to_string();
     let target = if args.dataset.is_some() { Target::open(&name, common)? } else { Target::source(&name, common)? };
     if let Some(other) = right.iter().chain(&left).find(|s| args.dataset.is_none() && s.meta.dataset.as_deref() != Some(name.as_str())) {
         let own = other.meta.dataset.as_deref().unwrap_or("unknown data");
-        return Err(Error::input(format!("{} was trained on {own} and {} on {name}: their classifiers answer different questions; --dataset D compares probes", other.name, left[0].name)));
+        return Err(Error::input(format!(
+            "{} was trained on {own} and {} on {name}: their classifiers answer different questions; --dataset D compares probes",
+            other.name, left[0].name
+        )));
     }
-    let mut shown = Table::new("", &["A", "B", "A top-1", "B top-1", "B - A", "95 % interval", "only A right", "only B right", "McNemar p"]);
+    let mut shown =
+        Table::new("", &["A", "B", "A top-1", "B top-1", "B - A", "95 % interval", "only A right", "only B right", "McNemar p"]);
     let (mut records, mut differences) = (vec![], vec![]);
     let mut all: Option<Pairs> = None;
     for (i, (a, b)) in left.iter().zip(&right).enumerate() {
@@ -78,7 +90,11 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
         let (low, high) = pairs.bootstrap(RESAMPLES, &mut rng::stream(1, "paired", &[i as u64]));
         let (p, difference) = (pairs.mcnemar(), 100.0 * pairs.difference());
         differences.push(difference);
-        all = Some(all.map_or(pairs, |s| Pairs { only_a: s.only_a + pairs.only_a, only_b: s.only_b + pairs.only_b, count: s.count + pairs.count }));
+        all = Some(all.map_or(pairs, |s| Pairs {
+            only_a: s.only_a + pairs.only_a,
+            only_b: s.only_b + pairs.only_b,
+            count: s.count + pairs.count,
+        }));
         shown.push(vec![
             Cell::text(format!("{} ({})", a.name, a.method)),
             Cell::text(format!("{} ({})", b.name, b.method)),
@@ -116,7 +132,11 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
     println!("{} test images of {}, the same for both", target.dataset.test.len(), target.dataset.name);
     print!("{}", shown.plain());
     if let (Some((mean, Some(half))), Some(all)) = (over, all) {
-        println!("over {} pairs: B - A = {mean:+.2} ± {half:.2} (95 %, Student's t over pairs); all images together McNemar p = {:.2e}", differences.len(), all.mcnemar());
+        println!(
+            "over {} pairs: B - A = {mean:+.2} ± {half:.2} (95 %, Student's t over pairs); all images together McNemar p = {:.2e}",
+            differences.len(),
+            all.mcnemar()
+        );
     }
     Ok(())
 }

@@ -38,12 +38,20 @@ pub fn run(command: &DataCommand, common: &Common) -> Result<()> {
         }
         DataCommand::Check { name } => {
             let found = check::check(name, data, &Default::default())?;
-            if common.json { println!("{}", json!(found)) } else { println!("{found}") }
+            if common.json {
+                println!("{}", json!(found))
+            } else {
+                println!("{found}")
+            }
             found.verdict()
         }
         DataCommand::Fetch { name, mirror } => {
             let said = fetch::fetch(name, &Fetch { data, mirror: mirror.as_deref(), quiet: common.quiet })?;
-            if common.json { println!("{}", json!({ "name": name, "message": said })) } else { println!("{said}") }
+            if common.json {
+                println!("{}", json!({ "name": name, "message": said }))
+            } else {
+                println!("{said}")
+            }
             Ok(())
         }
     }

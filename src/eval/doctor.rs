@@ -86,13 +86,21 @@ fn loaded() -> Finding {
     if Path::new(path).parent() == Some(built) {
         return ok("rpath", format!("loaded from {}", built.display()));
     }
-    broken("rpath", format!("{path} is loaded, the build was made with {}", built.display()), "mend: unset LD_LIBRARY_PATH, or `make build` again")
+    broken(
+        "rpath",
+        format!("{path} is loaded, the build was made with {}", built.display()),
+        "mend: unset LD_LIBRARY_PATH, or `make build` again",
+    )
 }
 
 fn arithmetic() -> Finding {
     let a = Tensor::arange(6, (Kind::Float, tch::Device::Cpu)).view([2, 3]);
     let sum = a.matmul(&a.tr()).sum(Kind::Double).double_value(&[]);
-    if sum == 83.0 { ok("arithmetic", "a matrix product comes out right".into()) } else { broken("arithmetic", format!("a matrix product that is 83 gave {sum}"), "mend: `make build` with another libtorch") }
+    if sum == 83.0 {
+        ok("arithmetic", "a matrix product comes out right".into())
+    } else {
+        broken("arithmetic", format!("a matrix product that is 83 gave {sum}"), "mend: `make build` with another libtorch")
+    }
 }
 
 fn cuda() -> Finding {
@@ -102,22 +110,41 @@ fn cuda() -> Finding {
     }
     let gpu = Path::new("/proc/driver/nvidia/version").exists();
     if gpu {
-        return Finding { name: "CUDA", state: State::Absent, what: "an NVIDIA driver is here, but this build has no CUDA".into(), mend: Some("to use it: `make build TORCH=cuda`".into()) };
+        return Finding {
+            name: "CUDA",
+            state: State::Absent,
+            what: "an NVIDIA driver is here, but this build has no CUDA".into(),
+            mend: Some("to use it: `make build TORCH=cuda`".into()),
+        };
     }
     Finding { name: "CUDA", state: State::Absent, what: "no GPU: everything runs on the CPU".into(), mend: None }
 }
 
 fn mps() -> Finding {
     let there = tch::utils::has_mps();
-    Finding { name: "MPS", state: if there { State::Ok } else { State::Absent }, what: if there { "there, not used: training was not tried on it" } else { "not there" }.into(), mend: None }
+    Finding {
+        name: "MPS",
+        state: if there { State::Ok } else { State::Absent },
+        what: if there { "there, not used: training was not tried on it" } else { "not there" }.into(),
+        mend: None,
+    }
 }
 
 fn cores(common: &Common) -> Finding {
-    ok("threads", format!("{} cores, libtorch uses {} ({})", std::thread::available_parallelism().map_or(0, usize::from), common.threads, runs::cpu_model()))
+    ok(
+        "threads",
+        format!(
+            "{} cores, libtorch uses {} ({})",
+            std::thread::available_parallelism().map_or(0, usize::from),
+            common.threads,
+            runs::cpu_model()
+        ),
+    )
 }
 
 fn datasets(common: &Common) -> Vec<Finding> {
-    let places: Vec<String> = data::roots(common.data.as_deref()).into_iter().map(|(path, from)| format!("{} ({from})", path.display())).collect();
+    let places: Vec<String> =
+        data::roots(common.data.as_deref()).into_iter().map(|(path, from)| format!("{} ({from})", path.display())).collect();
     let mut findings = vec![ok("data", format!("looked for in {}", places.join(", ")))];
     for set in check::list(common.data.as_deref()) {
         findings.push(match (set.home, set.bring) {
@@ -141,7 +168,11 @@ fn disk() -> Vec<Finding> {
     }];
     if let Some(free) = free_mb(&folder) {
         let what = format!("{free} MB free in {}", shown.display());
-        findings.push(if free >= ENOUGH_MB { ok("disk", what) } else { broken("disk", what, "mend: free some space, or give --out on another disk") });
+        findings.push(if free >= ENOUGH_MB {
+            ok("disk", what)
+        } else {
+            broken("disk", what, "mend: free some space, or give --out on another disk")
+        });
     }
     findings
 }

@@ -53,7 +53,8 @@ fn rows(x: &Tensor) -> (Vec<f64>, usize) {
 /// p_{j|i} of t-SNE: a Gaussian around point i whose entropy is ln(perplexity), over all other points.
 fn conditional(d: &[f64], i: usize, perplexity: f64) -> Vec<f64> {
     let nearest = d.iter().enumerate().filter(|(j, _)| *j != i).map(|(_, d)| *d).fold(f64::INFINITY, f64::min);
-    let (target, mut beta, mut low, mut high) = (perplexity.ln(), 1.0 / d.iter().sum::<f64>().max(f64::MIN_POSITIVE) * d.len() as f64, 0.0, f64::INFINITY);
+    let (target, mut beta, mut low, mut high) =
+        (perplexity.ln(), 1.0 / d.iter().sum::<f64>().max(f64::MIN_POSITIVE) * d.len() as f64, 0.0, f64::INFINITY);
     let mut p = vec![0.0; d.len()];
     for _ in 0..200 {
         let (mut z, mut mean, mut square) = (0.0, 0.0, 0.0);
@@ -70,7 +71,11 @@ fn conditional(d: &[f64], i: usize, perplexity: f64) -> Vec<f64> {
         if over.abs() < 1e-7 {
             break;
         }
-        if over > 0.0 { low = beta } else { high = beta }
+        if over > 0.0 {
+            low = beta
+        } else {
+            high = beta
+        }
         // Newton in ln(beta), where the entropy is nearly straight; halving where it leaves the bracket.
         let newton = beta * (over / (beta * beta * (square - mean * mean)).max(1e-12)).exp();
         beta = if newton > low && newton < high {
@@ -91,12 +96,17 @@ fn conditional(d: &[f64], i: usize, perplexity: f64) -> Vec<f64> {
 pub fn kl(x: &Tensor, y: &[[f64; 2]], perplexity: f64) -> Result<f64> {
     let n = y.len();
     if x.size()[0] as usize != n || n < 3 || perplexity >= n as f64 {
-        return Err(Error::input(format!("t-SNE divergence of {n} points with {} feature rows at perplexity {perplexity}: need as many rows as points and a perplexity below that", x.size()[0])));
+        return Err(Error::input(format!(
+            "t-SNE divergence of {n} points with {} feature rows at perplexity {perplexity}: need as many rows as points and a perplexity below that",
+            x.size()[0]
+        )));
     }
     let (flat, dim) = rows(x);
     // f32: the values are probabilities of pairs, summed in f64.
-    let conditionals: Vec<Vec<f32>> =
-        (0..n).into_par_iter().map(|i| conditional(&distances(&flat, dim, i), i, perplexity).into_iter().map(|p| p as f32).collect()).collect();
+    let conditionals: Vec<Vec<f32>> = (0..n)
+        .into_par_iter()
+        .map(|i| conditional(&distances(&flat, dim, i), i, perplexity).into_iter().map(|p| p as f32).collect())
+        .collect();
     let student = |i: usize, j: usize| 1.0 / (1.0 + (y[i][0] - y[j][0]).powi(2) + (y[i][1] - y[j][1]).powi(2));
     let sums: Vec<f64> = (0..n).into_par_iter().map(|i| (0..n).filter(|&j| j != i).map(|j| student(i, j)).sum()).collect();
     let z: f64 = sums.iter().sum();

@@ -114,7 +114,12 @@ fn shots(args: &Args, common: &Common) -> Result<()> {
     let p: FewShot = protocol.options()?;
     require(!p.shots.is_empty() && p.shots.iter().all(|s| *s > 0), "shots", &p.shots, "numbers from 1")?;
     require(p.tries > 0, "tries", p.tries, "1 or more")?;
-    require(p.c > 0.0 && p.tolerance > 0.0 && p.max_iterations > 0, "c, tolerance, max_iterations", (p.c, p.tolerance, p.max_iterations), "above 0")?;
+    require(
+        p.c > 0.0 && p.tolerance > 0.0 && p.max_iterations > 0,
+        "c, tolerance, max_iterations",
+        (p.c, p.tolerance, p.max_iterations),
+        "above 0",
+    )?;
     let name = args.dataset.as_deref().ok_or_else(|| Error::input("few-shot needs --dataset NAME (or --fractions and --recipe)"))?;
     let subjects = args.subjects.open(common, PeerChoice::Best)?;
     let target = Target::open(name, common)?;
@@ -152,7 +157,8 @@ fn shots(args: &Args, common: &Common) -> Result<()> {
             subject.check_unchanged()?;
             let (mean, half) = stats::mean_interval(&values);
             let half_width = half.unwrap_or(f64::NAN);
-            let (low, high) = (values.iter().copied().fold(f64::INFINITY, f64::min), values.iter().copied().fold(f64::NEG_INFINITY, f64::max));
+            let (low, high) =
+                (values.iter().copied().fold(f64::INFINITY, f64::min), values.iter().copied().fold(f64::NEG_INFINITY, f64::max));
             shown.push(vec![
                 Cell::text(&subject.name),
                 Cell::text(&subject.method),
@@ -185,7 +191,11 @@ fn shots(args: &Args, common: &Common) -> Result<()> {
     if common.json {
         common.print_json(&results::json(&records, common));
     } else {
-        println!("few-shot -> {}, {} test images; mean over draws and its 95 % interval (Student's t)", target.dataset.name, target.dataset.test.len());
+        println!(
+            "few-shot -> {}, {} test images; mean over draws and its 95 % interval (Student's t)",
+            target.dataset.name,
+            target.dataset.test.len()
+        );
         print!("{}", shown.plain());
     }
     Ok(())
@@ -204,7 +214,8 @@ fn fractions(args: &Args, common: &Common) -> Result<()> {
         sets.extend(method.map(|m| format!("method.name={m}")));
         Recipe::read(recipe_path, &sets, &names)
     };
-    let methods: Vec<Option<&str>> = if args.methods.is_empty() { vec![None] } else { args.methods.iter().map(|m| Some(m.as_str())).collect() };
+    let methods: Vec<Option<&str>> =
+        if args.methods.is_empty() { vec![None] } else { args.methods.iter().map(|m| Some(m.as_str())).collect() };
     // All recipes are read before the first is trained.
     let mut jobs = vec![];
     for method in &methods {
@@ -220,12 +231,30 @@ fn fractions(args: &Args, common: &Common) -> Result<()> {
         let (method, archs) = (recipe.method_name().to_string(), recipe.cohort.archs.clone());
         common.say(format!("{method} on {fraction} of {}", recipe.data.name));
         // A run that is there already goes on from its last checkpoint, which may be its end; one of another recipe is refused.
-        let job = Job { recipe, out: out.clone(), data: common.data.clone(), device: common.device, threads: common.threads, resume: true, from: None, init: None, quiet: common.quiet, stop: &stop };
+        let job = Job {
+            recipe,
+            out: out.clone(),
+            data: common.data.clone(),
+            device: common.device,
+            threads: common.threads,
+            resume: true,
+            from: None,
+            init: None,
+            quiet: common.quiet,
+            stop: &stop,
+        };
         train::run(job)?;
-        let subjects = SubjectArgs { runs: vec![out.clone()], peer: Some(PeerChoice::All), ..Default::default() }.open(common, PeerChoice::All)?;
+        let subjects =
+            SubjectArgs { runs: vec![out.clone()], peer: Some(PeerChoice::All), ..Default::default() }.open(common, PeerChoice::All)?;
         let own = measure_fraction(&subjects, fraction, common)?;
         let mean = own.iter().map(|r| r.value).sum::<f64>() / own.len() as f64;
-        shown.push(vec![Cell::text(&method), Cell::text(archs.join(", ")), Cell::Score(fraction, 2), Cell::Count(own[0].n_train as i64), Cell::Score(mean, 2)]);
+        shown.push(vec![
+            Cell::text(&method),
+            Cell::text(archs.join(", ")),
+            Cell::Score(fraction, 2),
+            Cell::Count(own[0].n_train as i64),
+            Cell::Score(mean, 2),
+        ]);
         results::append(&args.out, &own)?;
         records.extend(own);
     }
@@ -236,7 +265,12 @@ fn fractions(args: &Args, common: &Common) -> Result<()> {
         common.print_json(&results::json(&records, common));
     } else {
         print!("{}", shown.plain());
-        println!("{}\n{} (`mcl-eval report --results {}` shows both)", path.display(), args.out.join("results.csv").display(), args.out.display());
+        println!(
+            "{}\n{} (`mcl-eval report --results {}` shows both)",
+            path.display(),
+            args.out.join("results.csv").display(),
+            args.out.display()
+        );
     }
     Ok(())
 }
@@ -284,6 +318,13 @@ fn fraction_figure(records: &[Record]) -> Figure {
         }
     }
     lines.iter_mut().for_each(|l| l.points.sort_by(|a, b| a.0.total_cmp(&b.0)));
-    let svg = Lines { title: "Accuracy with parts of the training set", x: "training images kept (%)", y: "top-1 (%)", series: &lines, dots: true }.draw();
+    let svg = Lines {
+        title: "Accuracy with parts of the training set",
+        x: "training images kept (%)",
+        y: "top-1 (%)",
+        series: &lines,
+        dots: true,
+    }
+    .draw();
     Figure::new("few-shot-fractions", "Mean over the networks of a run; the test split is whole", svg)
 }

@@ -139,9 +139,21 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
     let mut shown = Table::new("", &["network", "method", "k", "top-1", "95 % interval", "top-5"]);
     for r in &records {
         let interval = format!("{:.2} to {:.2}", r.ci_low.unwrap_or(f64::NAN), r.ci_high.unwrap_or(f64::NAN));
-        shown.push(vec![Cell::text(&r.subject), Cell::text(&r.method), Cell::text(&r.variant[2..]), Cell::Score(r.value, 2), Cell::text(interval), Cell::score(r.top5)]);
+        shown.push(vec![
+            Cell::text(&r.subject),
+            Cell::text(&r.method),
+            Cell::text(&r.variant[2..]),
+            Cell::Score(r.value, 2),
+            Cell::text(interval),
+            Cell::score(r.top5),
+        ]);
     }
-    println!("nearest neighbours -> {}, {} training and {} test images", target.dataset.name, target.dataset.train.len(), target.dataset.test.len());
+    println!(
+        "nearest neighbours -> {}, {} training and {} test images",
+        target.dataset.name,
+        target.dataset.train.len(),
+        target.dataset.test.len()
+    );
     print!("{}", shown.plain());
     Ok(())
 }

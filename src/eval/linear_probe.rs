@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tch::{Kind, Tensor};
 
+use super::Common;
 use super::cache::{self, Features, Prepared};
 use super::heads::Heads;
 use super::logreg::{self, Options as FitOptions};
@@ -14,7 +15,6 @@ use super::protocol::{Protocol, require};
 use super::results::{self, Record};
 use super::score::Score;
 use super::subject::{PeerChoice, Subject, SubjectArgs};
-use super::Common;
 use super::target::Target;
 use crate::data::{Loader, Sampling, Transform, sampler};
 use crate::error::{Error, Result};
@@ -145,7 +145,12 @@ fn check(protocol: &Protocol) -> Result<()> {
             let p: Paper = protocol.options()?;
             require(p.batch > 0 && p.epochs > 0, "batch, epochs", (p.batch, p.epochs), "1 or more")?;
             require(p.lr > 0.0 && p.lr.is_finite(), "lr", p.lr, "above 0")?;
-            require((0.0..1.0).contains(&p.momentum) && p.weight_decay >= 0.0, "momentum, weight_decay", (p.momentum, p.weight_decay), "0 to 1, 0 or more")?;
+            require(
+                (0.0..1.0).contains(&p.momentum) && p.weight_decay >= 0.0,
+                "momentum, weight_decay",
+                (p.momentum, p.weight_decay),
+                "0 to 1, 0 or more",
+            )?;
             p.seeds
         }
         "sweep" => {
@@ -154,7 +159,12 @@ fn check(protocol: &Protocol) -> Result<()> {
             require(!p.lrs.is_empty() && p.lrs.iter().all(|l| *l > 0.0 && l.is_finite()), "lrs", &p.lrs, "numbers above 0")?;
             require(p.lrs.is_sorted(), "lrs", &p.lrs, "in rising order")?;
             require(p.holdout > 0.0 && p.holdout < 1.0, "holdout", p.holdout, "between 0 and 1")?;
-            require((0.0..1.0).contains(&p.momentum) && p.weight_decay >= 0.0, "momentum, weight_decay", (p.momentum, p.weight_decay), "0 to 1, 0 or more")?;
+            require(
+                (0.0..1.0).contains(&p.momentum) && p.weight_decay >= 0.0,
+                "momentum, weight_decay",
+                (p.momentum, p.weight_decay),
+                "0 to 1, 0 or more",
+            )?;
             p.seeds
         }
         _ => {
@@ -162,7 +172,12 @@ fn check(protocol: &Protocol) -> Result<()> {
             require(!p.cs.is_empty() && p.cs.iter().all(|c| *c > 0.0 && c.is_finite()), "cs", &p.cs, "numbers above 0")?;
             require(p.cs.is_sorted(), "cs", &p.cs, "in rising order")?;
             require(p.holdout > 0.0 && p.holdout < 1.0, "holdout", p.holdout, "between 0 and 1")?;
-            require(p.tolerance > 0.0 && p.max_iterations > 0, "tolerance, max_iterations", (p.tolerance, p.max_iterations), "above 0, 1 or more")?;
+            require(
+                p.tolerance > 0.0 && p.max_iterations > 0,
+                "tolerance, max_iterations",
+                (p.tolerance, p.max_iterations),
+                "above 0, 1 or more",
+            )?;
             p.seeds
         }
     };
@@ -217,7 +232,12 @@ fn probe(subject: &Subject, target: &Target, protocol: &Protocol, cached: bool, 
             detail,
             ..Record::new("linear-probe", subject, common).protocol(protocol)
         });
-        common.say(format!("{}: seed {seed}: top-1 {:.2} [{low:.2}, {high:.2}], top-5 {:.2}, {seconds:.1} s", subject.name, probe.score.top1(), probe.score.top5()));
+        common.say(format!(
+            "{}: seed {seed}: top-1 {:.2} [{low:.2}, {high:.2}], top-5 {:.2}, {seconds:.1} s",
+            subject.name,
+            probe.score.top1(),
+            probe.score.top5()
+        ));
     }
     Ok(records)
 }
@@ -341,7 +361,10 @@ pub fn lbfgs(p: &Lbfgs, train: &Features, test: &Features, classes: i64, seed: u
     let fitted = logreg::fit(&train.x.to_kind(kind), &train.labels(), classes, options(p.cs[chosen]), None)?;
     let mut warnings: Vec<String> = edge_warning("C", chosen, &p.cs).into_iter().collect();
     if !fitted.converged {
-        warnings.push(format!("not converged: gradient {:.1e} after {} iterations with C = {}", fitted.gradient, fitted.iterations, p.cs[chosen]));
+        warnings.push(format!(
+            "not converged: gradient {:.1e} after {} iterations with C = {}",
+            fitted.gradient, fitted.iterations, p.cs[chosen]
+        ));
     }
     if !loose.is_empty() {
         warnings.push(format!("not converged in the sweep at C = {loose:?}"));
@@ -394,7 +417,14 @@ fn print(records: &[Record], target: &Target, common: &Common) -> Result<()> {
             Cell::text(group.cell().shown()),
         ]);
     }
-    println!("{} -> {}, {} training and {} test images, split {}", "linear probe", target.dataset.name, target.dataset.train.len(), target.dataset.test.len(), &target.hash[..16]);
+    println!(
+        "{} -> {}, {} training and {} test images, split {}",
+        "linear probe",
+        target.dataset.name,
+        target.dataset.train.len(),
+        target.dataset.test.len(),
+        &target.hash[..16]
+    );
     print!("{}", shown.plain());
     Ok(())
 }

@@ -57,7 +57,10 @@ pub fn fit(x: &Tensor, y: &Tensor, classes: i64, options: Options, start: Option
     check(x, y, classes, options)?;
     let dim = x.size()[1];
     let objective = Objective::new(x, y, classes, options.c);
-    let start = start.map_or_else(|| Tensor::zeros([classes, dim + 1], (Kind::Double, x.device())), |c| Tensor::cat(&[&c.weight, &c.bias.unsqueeze(1)], 1));
+    let start = start.map_or_else(
+        || Tensor::zeros([classes, dim + 1], (Kind::Double, x.device())),
+        |c| Tensor::cat(&[&c.weight, &c.bias.unsqueeze(1)], 1),
+    );
     let mut at = objective.at(start);
     let mut memory = Memory::default();
     let (mut iterations, mut converged) = (0, false);
@@ -87,7 +90,10 @@ pub fn fit(x: &Tensor, y: &Tensor, classes: i64, options: Options, start: Option
         }
     }
     if !at.loss.is_finite() {
-        return Err(Error::failed(format!("logistic regression with C = {}: the loss is {}; are the features finite?", options.c, at.loss)));
+        return Err(Error::failed(format!(
+            "logistic regression with C = {}: the loss is {}; are the features finite?",
+            options.c, at.loss
+        )));
     }
     let weight = at.point.narrow(1, 0, dim).contiguous();
     let bias = at.point.select(1, dim).contiguous();
@@ -97,14 +103,21 @@ pub fn fit(x: &Tensor, y: &Tensor, classes: i64, options: Options, start: Option
 
 fn check(x: &Tensor, y: &Tensor, classes: i64, options: Options) -> Result<()> {
     if x.dim() != 2 || y.dim() != 1 || x.size()[0] != y.size()[0] || x.size()[0] == 0 {
-        return Err(Error::input(format!("logistic regression: features {:?} and labels {:?}; accepted: [N, D] and [N] with N above 0", x.size(), y.size())));
+        return Err(Error::input(format!(
+            "logistic regression: features {:?} and labels {:?}; accepted: [N, D] and [N] with N above 0",
+            x.size(),
+            y.size()
+        )));
     }
     if !(options.c > 0.0 && options.c.is_finite()) {
         return Err(Error::input(format!("logistic regression: C = {}; accepted: a number above 0", options.c)));
     }
     let (low, high) = (y.min().int64_value(&[]), y.max().int64_value(&[]));
     if low < 0 || high >= classes {
-        return Err(Error::input(format!("logistic regression: labels from {low} to {high} for {classes} classes; accepted: 0 to {}", classes - 1)));
+        return Err(Error::input(format!(
+            "logistic regression: labels from {low} to {high} for {classes} classes; accepted: 0 to {}",
+            classes - 1
+        )));
     }
     Ok(())
 }

@@ -30,7 +30,8 @@ pub struct Protocol {
 impl Protocol {
     /// `asked` is the name of a shipped protocol of one of `kinds`, or a file; `sets` are `key=value`.
     pub fn read(asked: &str, kinds: &[&str], sets: &[String]) -> Result<Protocol> {
-        let shipped = |name: &str| SHIPPED.iter().find(|(n, _)| *n == name).map(|(_, text)| text.parse::<Table>().expect("shipped protocols parse"));
+        let shipped =
+            |name: &str| SHIPPED.iter().find(|(n, _)| *n == name).map(|(_, text)| text.parse::<Table>().expect("shipped protocols parse"));
         let own = match shipped(asked).filter(|_| kinds.contains(&asked)) {
             Some(table) => table,
             None if Path::new(asked).is_file() => {
@@ -53,7 +54,9 @@ impl Protocol {
             table.insert(key, value);
         }
         for set in sets {
-            let (key, text) = set.split_once('=').ok_or_else(|| Error::input(format!("--set {set}: no `=`; accepted: key=value, for example epochs=10")))?;
+            let (key, text) = set
+                .split_once('=')
+                .ok_or_else(|| Error::input(format!("--set {set}: no `=`; accepted: key=value, for example epochs=10")))?;
             let key = key.trim();
             if !known.iter().any(|k| k == key) {
                 return Err(unknown(key, format!("--set {set}")));

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use clap::Args as ClapArgs;
 use serde_json::Value;
 
-use super::results::{self, Record};
 use super::Common;
+use super::results::{self, Record};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::report::plot::{Heat, Lines, Series};
@@ -51,11 +51,14 @@ impl Run {
             return Err(Error::input(format!("no run at {}; accepted: a folder `mcl-train run` made", path.display())));
         }
         let recipe_path = path.join("recipe.toml");
-        let text = fs::read_to_string(&recipe_path).map_err(|e| Error::input(format!("{} is not a run: {} cannot be read ({e})", path.display(), recipe_path.display())))?;
+        let text = fs::read_to_string(&recipe_path)
+            .map_err(|e| Error::input(format!("{} is not a run: {} cannot be read ({e})", path.display(), recipe_path.display())))?;
         let recipe: toml::Table = text.parse().map_err(|e: toml::de::Error| Error::file(&recipe_path, e.message()))?;
         let metrics_path = path.join("metrics.jsonl");
-        let metrics = if metrics_path.exists() { fs::read_to_string(&metrics_path).map_err(Error::open(&metrics_path))? } else { String::new() };
-        let parse = |(i, line): (usize, &str)| serde_json::from_str(line).map_err(|e| Error::file(&metrics_path, format!("line {}: {e}", i + 1)));
+        let metrics =
+            if metrics_path.exists() { fs::read_to_string(&metrics_path).map_err(Error::open(&metrics_path))? } else { String::new() };
+        let parse =
+            |(i, line): (usize, &str)| serde_json::from_str(line).map_err(|e| Error::file(&metrics_path, format!("line {}: {e}", i + 1)));
         let metrics: Vec<_> = metrics.lines().enumerate().map(parse).collect::<Result<_>>()?;
         if metrics.is_empty() {
             return Err(Error::input(format!("{} has no finished epoch to report on (metrics.jsonl is missing or empty)", path.display())));
@@ -67,7 +70,9 @@ impl Run {
         } else {
             Value::Null
         };
-        let text = |section: &str, key: &str| recipe.get(section).and_then(|s| s.get(key)).and_then(|v| v.as_str()).unwrap_or_default().to_string();
+        let text = |section: &str, key: &str| {
+            recipe.get(section).and_then(|s| s.get(key)).and_then(|v| v.as_str()).unwrap_or_default().to_string()
+        };
         let archs = recipe.get("cohort").and_then(|c| c.get("archs")).and_then(|a| a.as_array()).cloned().unwrap_or_default();
         let full = path.canonicalize().map_err(Error::open(path))?;
         Ok(Run {
@@ -108,9 +113,14 @@ impl Run {
     fn numbers(&self, m: usize) -> Numbers {
         let test = self.column(&format!("test.peer{m}.top1"));
         let held = self.column(&format!("holdout.peer{m}.top1"));
-        let first_best = |values: &[f64]| (0..values.len()).filter(|&i| values[i].is_finite()).rev().max_by(|&a, &b| values[a].total_cmp(&values[b]));
+        let first_best =
+            |values: &[f64]| (0..values.len()).filter(|&i| values[i].is_finite()).rev().max_by(|&a, &b| values[a].total_cmp(&values[b]));
         // As the released code counts: the best epoch and the best stage, on the test set.
-        let stages = self.columns().into_iter().filter(|c| c.starts_with(&format!("test.peer{m}.")) && c.ends_with("top1")).flat_map(|c| self.column(c));
+        let stages = self
+            .columns()
+            .into_iter()
+            .filter(|c| c.starts_with(&format!("test.peer{m}.")) && c.ends_with("top1"))
+            .flat_map(|c| self.column(c));
         let optimistic = stages.filter(|v| v.is_finite()).fold(f64::NEG_INFINITY, f64::max);
         Numbers {
             last: test.last().copied().filter(|v| v.is_finite()),
@@ -165,7 +175,8 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
 /// Every folder under ./runs that has a finished epoch.
 fn finished_runs() -> Result<Vec<PathBuf>> {
     let root = Path::new("runs");
-    let entries = fs::read_dir(root).map_err(|e| Error::input(format!("no --run given and ./runs cannot be listed ({e}); name a run with --run DIR")))?;
+    let entries = fs::read_dir(root)
+        .map_err(|e| Error::input(format!("no --run given and ./runs cannot be listed ({e}); name a run with --run DIR")))?;
     let mut found = vec![];
     for entry in entries {
         let path = entry.map_err(Error::io("cannot list", root))?.path();
@@ -201,7 +212,12 @@ fn build(title: &str, runs: &[Run], foreign: &[Record]) -> Result<Report> {
     let when = chrono::Local::now().format("%Y-%m-%d %H:%M");
     let mut report = Report {
         title: title.into(),
-        about: format!("{} runs, {} measurements; made {when} by mcl {}. Accuracies in percent.", runs.len(), records.len(), env!("CARGO_PKG_VERSION")),
+        about: format!(
+            "{} runs, {} measurements; made {when} by mcl {}. Accuracies in percent.",
+            runs.len(),
+            records.len(),
+            env!("CARGO_PKG_VERSION")
+        ),
         sections: vec![],
     };
     report.push(pretraining(runs));
@@ -220,7 +236,22 @@ fn build(title: &str, runs: &[Run], foreign: &[Record]) -> Result<Report> {
 /// The honest number line: last epoch, chosen on held-out images, best on the test set.
 fn pretraining(runs: &[Run]) -> Section {
     let mut section = Section::new("Pre-training");
-    let mut shown = Table::new("", &["run", "method", "dataset", "network", "last epoch", "chosen on held-out images", "best on test", "gap", "ensemble", "epochs", "seed"]);
+    let mut shown = Table::new(
+        "",
+        &[
+            "run",
+            "method",
+            "dataset",
+            "network",
+            "last epoch",
+            "chosen on held-out images",
+            "best on test",
+            "gap",
+            "ensemble",
+            "epochs",
+            "seed",
+        ],
+    );
     for run in runs {
         for (m, arch) in run.archs.iter().enumerate() {
             let numbers = run.numbers(m);
@@ -284,7 +315,9 @@ fn against_paper(runs: &[Run], records: &[&Record]) -> Result<Section> {
                 Some((arch, rest)) => (arch, rest.trim_end_matches(')').parse::<usize>().ok()),
                 None => (network.as_str(), None),
             };
-            let row = paper.iter().find(|p| p.table == *name && p.dataset == *dataset && p.network == arch && p.peer == peer && p.method == *method);
+            let row = paper
+                .iter()
+                .find(|p| p.table == *name && p.dataset == *dataset && p.network == arch && p.peer == peer && p.method == *method);
             shown.push(vec![
                 Cell::text(dataset),
                 Cell::text(network),
@@ -306,12 +339,19 @@ fn against_paper(runs: &[Run], records: &[&Record]) -> Result<Section> {
 fn measurements(records: &[&Record]) -> Result<Section> {
     let mut section = Section::new("Transfer and evaluation");
     let mut commands: Vec<&str> = vec![];
-    records.iter().for_each(|r| if !commands.contains(&r.command.as_str()) { commands.push(&r.command) });
+    records.iter().for_each(|r| {
+        if !commands.contains(&r.command.as_str()) {
+            commands.push(&r.command)
+        }
+    });
     for command in commands {
         let own: Vec<&&Record> = records.iter().filter(|r| r.command == command && !r.variant.contains("try=")).collect();
         let key = |r: &Record| vec![r.dataset.clone(), r.subject.clone(), r.protocol.clone(), r.variant.clone(), r.metric.clone()];
         let measured: Vec<(Vec<String>, f64)> = own.iter().map(|r| (key(r), r.value)).collect();
-        let mut shown = Table::new(command, &["dataset", "network", "method", "protocol", "variant", "metric", "value", "95 % interval", "top-5", "images", "notes"]);
+        let mut shown = Table::new(
+            command,
+            &["dataset", "network", "method", "protocol", "variant", "metric", "value", "95 % interval", "top-5", "images", "notes"],
+        );
         for group in table::group(&measured)? {
             let Some(r) = own.iter().rev().find(|r| key(r) == group.keys) else { continue };
             let interval = r.ci_low.zip(r.ci_high).map_or(Cell::Empty, |(low, high)| Cell::text(format!("{low:.2} to {high:.2}")));
@@ -345,7 +385,11 @@ fn few_shot(records: &[&Record]) -> Result<Section> {
     let number = |r: &Record, key: &str| r.variant.split(' ').find_map(|part| part.strip_prefix(key)?.parse::<f64>().ok());
     for (key, x) in [("shots=", "labelled images a class"), ("fraction=", "share of the training set")] {
         let mut datasets: Vec<&str> = vec![];
-        own.iter().filter(|r| number(r, key).is_some()).for_each(|r| if !datasets.contains(&r.dataset.as_str()) { datasets.push(&r.dataset) });
+        own.iter().filter(|r| number(r, key).is_some()).for_each(|r| {
+            if !datasets.contains(&r.dataset.as_str()) {
+                datasets.push(&r.dataset)
+            }
+        });
         for dataset in datasets {
             let mut series: BTreeMap<String, BTreeMap<u64, (f64, Option<f64>, Option<f64>)>> = BTreeMap::new();
             for r in own.iter().filter(|r| r.dataset == dataset && !r.variant.contains("try=")) {
@@ -364,7 +408,11 @@ fn few_shot(records: &[&Record]) -> Result<Section> {
                 .collect();
             let title = format!("Few-shot on {dataset}");
             let svg = Lines { title: &title, x, y: "top-1 (%)", series: &lines, dots: true }.draw();
-            figures.push(Figure::new(format!("few-shot-{}{dataset}", key.trim_end_matches('=')), "Mean over draws; the band is its 95 % interval.", svg));
+            figures.push(Figure::new(
+                format!("few-shot-{}{dataset}", key.trim_end_matches('=')),
+                "Mean over draws; the band is its 95 % interval.",
+                svg,
+            ));
         }
     }
     section.figures(figures);
@@ -379,18 +427,34 @@ fn curves(runs: &[Run]) -> Section {
     let mut section = Section::new("Training curves");
     for run in runs {
         let columns = run.columns();
-        let mut accuracy: Vec<Series> =
-            (0..run.archs.len()).map(|m| by_epoch(format!("network {m}: {}", run.archs[m]), &run.column(&format!("test.peer{m}.top1")))).collect();
+        let mut accuracy: Vec<Series> = (0..run.archs.len())
+            .map(|m| by_epoch(format!("network {m}: {}", run.archs[m]), &run.column(&format!("test.peer{m}.top1"))))
+            .collect();
         if run.archs.len() > 1 {
             accuracy.push(by_epoch("ensemble".into(), &run.column("test.ensemble.top1")));
         }
-        accuracy.extend((0..run.archs.len()).filter(|m| columns.contains(&format!("holdout.peer{m}.top1").as_str())).map(|m| by_epoch(format!("network {m}, held out"), &run.column(&format!("holdout.peer{m}.top1")))));
-        let terms: Vec<Series> = std::iter::once("loss").chain(columns.iter().copied().filter(|c| c.starts_with("weighted."))).map(|c| by_epoch(c.trim_start_matches("weighted.").into(), &run.column(c))).collect();
+        accuracy.extend(
+            (0..run.archs.len())
+                .filter(|m| columns.contains(&format!("holdout.peer{m}.top1").as_str()))
+                .map(|m| by_epoch(format!("network {m}, held out"), &run.column(&format!("holdout.peer{m}.top1")))),
+        );
+        let terms: Vec<Series> = std::iter::once("loss")
+            .chain(columns.iter().copied().filter(|c| c.starts_with("weighted.")))
+            .map(|c| by_epoch(c.trim_start_matches("weighted.").into(), &run.column(c)))
+            .collect();
         let title = format!("{}: test accuracy", run.name);
         let loss_title = format!("{}: loss and its weighted terms", run.name);
         section.figures(vec![
-            Figure::new(format!("{}-accuracy", run.name), format!("{} on {}, by epoch", run.method, run.dataset), Lines { title: &title, x: "epoch", y: "top-1 (%)", series: &accuracy, dots: false }.draw()),
-            Figure::new(format!("{}-loss", run.name), "Mean over the epoch's steps", Lines { title: &loss_title, x: "epoch", y: "loss", series: &terms, dots: false }.draw()),
+            Figure::new(
+                format!("{}-accuracy", run.name),
+                format!("{} on {}, by epoch", run.method, run.dataset),
+                Lines { title: &title, x: "epoch", y: "top-1 (%)", series: &accuracy, dots: false }.draw(),
+            ),
+            Figure::new(
+                format!("{}-loss", run.name),
+                "Mean over the epoch's steps",
+                Lines { title: &loss_title, x: "epoch", y: "loss", series: &terms, dots: false }.draw(),
+            ),
         ]);
     }
     section
@@ -401,7 +465,8 @@ pub fn lambda_figures(run: &Run) -> Vec<Figure> {
     let columns = run.columns();
     let mut pairs: BTreeMap<(usize, usize), Vec<(usize, usize, Vec<f64>)>> = BTreeMap::new();
     for name in columns {
-        let parts: Vec<usize> = name.strip_prefix("lambda.").map_or(vec![], |rest| rest.split('.').filter_map(|p| p.parse().ok()).collect());
+        let parts: Vec<usize> =
+            name.strip_prefix("lambda.").map_or(vec![], |rest| rest.split('.').filter_map(|p| p.parse().ok()).collect());
         if let [a, b, la, lb] = parts[..] {
             pairs.entry((a, b)).or_default().push((la, lb, run.column(name)));
         }
@@ -418,10 +483,19 @@ pub fn lambda_figures(run: &Run) -> Vec<Figure> {
         let stage = |n: usize| (1..=n).map(|l| format!("layer {l}")).collect::<Vec<_>>();
         let title = format!("{}: lambda, network {a} to {b}", run.name);
         let (x, y) = (format!("layers of network {b}"), format!("layers of network {a}"));
-        let heat = Heat { title: &title, x: &x, y: &y, columns: &stage(cols), rows: &stage(rows), values: &last, limits: None, decimals: 3 };
-        figures.push(Figure::new(format!("{}-lambda-{a}-{b}", run.name), "Mean over the last epoch. Between 0.269 and 0.731, because it is the sigmoid of a product of unit vectors.", heat.draw()));
+        let heat =
+            Heat { title: &title, x: &x, y: &y, columns: &stage(cols), rows: &stage(rows), values: &last, limits: None, decimals: 3 };
+        figures.push(Figure::new(
+            format!("{}-lambda-{a}-{b}", run.name),
+            "Mean over the last epoch. Between 0.269 and 0.731, because it is the sigmoid of a product of unit vectors.",
+            heat.draw(),
+        ));
         let title = format!("{}: lambda over time, network {a} to {b}", run.name);
-        figures.push(Figure::new(format!("{}-lambda-time-{a}-{b}", run.name), "Mean over each epoch", Lines { title: &title, x: "epoch", y: "lambda", series: &series, dots: false }.draw()));
+        figures.push(Figure::new(
+            format!("{}-lambda-time-{a}-{b}", run.name),
+            "Mean over each epoch",
+            Lines { title: &title, x: "epoch", y: "lambda", series: &series, dots: false }.draw(),
+        ));
     }
     figures
 }
@@ -484,13 +558,28 @@ fn confusion(records: &[&Record]) -> Section {
         };
         let values: Vec<Vec<f64>> = counts.iter().map(share).collect();
         let title = format!("{dataset}: {} ({}, {})", r.subject, r.command, r.protocol);
-        let heat = Heat { title: &title, x: "predicted", y: "true", columns: &names, rows: &names, values: &values, limits: Some((0.0, 100.0)), decimals: 0 };
+        let heat = Heat {
+            title: &title,
+            x: "predicted",
+            y: "true",
+            columns: &names,
+            rows: &names,
+            values: &values,
+            limits: Some((0.0, 100.0)),
+            decimals: 0,
+        };
         section.figures(vec![Figure::new(format!("confusion-{dataset}"), "Confusion matrix, percent of each true class", heat.draw())]);
         let mut shown = Table::new(format!("{dataset}: accuracy by class"), &["class", "top-1", "images", "most often taken for"]);
         for (c, row) in counts.iter().enumerate() {
             let wrong = (0..row.len()).filter(|&k| k != c && row[k] > 0.0).max_by(|&a, &b| row[a].total_cmp(&row[b]));
-            let wrong = wrong.map_or(Cell::Empty, |k| Cell::text(format!("{} ({:.0} %)", names.get(k).map_or("", String::as_str), values[c][k])));
-            shown.push(vec![Cell::text(names.get(c).cloned().unwrap_or_default()), Cell::score(values[c].get(c).copied()), Cell::Count(row.iter().sum::<f64>() as i64), wrong]);
+            let wrong =
+                wrong.map_or(Cell::Empty, |k| Cell::text(format!("{} ({:.0} %)", names.get(k).map_or("", String::as_str), values[c][k])));
+            shown.push(vec![
+                Cell::text(names.get(c).cloned().unwrap_or_default()),
+                Cell::score(values[c].get(c).copied()),
+                Cell::Count(row.iter().sum::<f64>() as i64),
+                wrong,
+            ]);
         }
         section.table(shown);
     }
@@ -499,7 +588,10 @@ fn confusion(records: &[&Record]) -> Section {
 
 fn cost(runs: &[Run]) -> Section {
     let mut section = Section::new("Cost");
-    let mut shown = Table::new("", &["run", "method", "networks", "seconds a step", "seconds a meta step", "images/s", "peak MB", "device", "threads", "processor"]);
+    let mut shown = Table::new(
+        "",
+        &["run", "method", "networks", "seconds a step", "seconds a meta step", "images/s", "peak MB", "device", "threads", "processor"],
+    );
     for run in runs {
         let of = |key: &str| run.environment[key].as_str().map_or_else(|| run.environment[key].to_string(), String::from);
         let mean = |name: &str| {
@@ -533,12 +625,29 @@ fn provenance(runs: &[Run], records: &[&Record]) -> Section {
     let mut lines = vec![];
     for run in runs {
         let of = |key: &str| run.environment[key].as_str().unwrap_or("unknown").to_string();
-        lines.push(format!("{}\n  {}\n  recipe {}  training split {}  mcl {} ({})  libtorch {}", run.name, of("command"), of("recipe_hash"), of("train_split_hash"), of("mcl"), of("commit"), of("libtorch")));
+        lines.push(format!(
+            "{}\n  {}\n  recipe {}  training split {}  mcl {} ({})  libtorch {}",
+            run.name,
+            of("command"),
+            of("recipe_hash"),
+            of("train_split_hash"),
+            of("mcl"),
+            of("commit"),
+            of("libtorch")
+        ));
     }
     let mut seen: Vec<String> = vec![];
     for r in records {
         let short = |hash: &str| hash.chars().take(16).collect::<String>();
-        let line = format!("{}\n  weights {}  protocol {}  split {}  seed {}  ({})", r.argv, short(&r.weights_hash), r.protocol_hash, short(&r.split_hash), r.seed.map_or("-".into(), |s| s.to_string()), r.subject);
+        let line = format!(
+            "{}\n  weights {}  protocol {}  split {}  seed {}  ({})",
+            r.argv,
+            short(&r.weights_hash),
+            r.protocol_hash,
+            short(&r.split_hash),
+            r.seed.map_or("-".into(), |s| s.to_string()),
+            r.subject
+        );
         if !seen.contains(&line) {
             seen.push(line);
         }

@@ -109,9 +109,40 @@ impl Record {
 
 /// The columns of results.csv: every plain field.
 const COLUMNS: [&str; 34] = [
-    "time", "command", "variant", "protocol", "protocol_hash", "dataset", "metric", "value", "ci_low", "ci_high", "top5", "seed", "n_train", "n_test",
-    "split_hash", "subject", "run", "method", "arch", "peer", "pretrained_on", "epoch", "weights", "weights_hash", "recipe_hash", "image_size", "mean", "std",
-    "device", "threads", "seconds", "version", "commit", "argv",
+    "time",
+    "command",
+    "variant",
+    "protocol",
+    "protocol_hash",
+    "dataset",
+    "metric",
+    "value",
+    "ci_low",
+    "ci_high",
+    "top5",
+    "seed",
+    "n_train",
+    "n_test",
+    "split_hash",
+    "subject",
+    "run",
+    "method",
+    "arch",
+    "peer",
+    "pretrained_on",
+    "epoch",
+    "weights",
+    "weights_hash",
+    "recipe_hash",
+    "image_size",
+    "mean",
+    "std",
+    "device",
+    "threads",
+    "seconds",
+    "version",
+    "commit",
+    "argv",
 ];
 
 /// Adds the records to both files of the folder. The lock is held from the first byte to the last, so that rows of two processes never mix;
@@ -122,12 +153,17 @@ pub fn append(folder: &Path, records: &[Record]) -> Result<()> {
     }
     fs::create_dir_all(folder).map_err(Error::io("cannot make", folder))?;
     let lock_path = folder.join("results.lock");
-    let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path).map_err(Error::io("cannot write", &lock_path))?;
+    let lock =
+        OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path).map_err(Error::io("cannot write", &lock_path))?;
     lock.lock().map_err(Error::io("cannot lock", &lock_path))?;
 
     let jsonl: String = records.iter().map(|r| format!("{}\n", serde_json::to_string(r).expect("plain values serialise"))).collect();
     extend(&folder.join("results.jsonl"), "", &jsonl)?;
-    extend(&folder.join("results.csv"), &rows(&[COLUMNS.map(String::from).to_vec()])?, &rows(&records.iter().map(Record::csv_cells).collect::<Vec<_>>())?)
+    extend(
+        &folder.join("results.csv"),
+        &rows(&[COLUMNS.map(String::from).to_vec()])?,
+        &rows(&records.iter().map(Record::csv_cells).collect::<Vec<_>>())?,
+    )
 }
 
 fn rows(rows: &[Vec<String>]) -> Result<String> {
@@ -189,7 +225,8 @@ pub fn keep(records: &[Record], subjects: &[Subject], common: &Common) -> Result
     let mut folders: Vec<&Path> = subjects.iter().map(|s| s.out.as_path()).collect();
     folders.dedup();
     for folder in folders {
-        let own: Vec<Record> = records.iter().filter(|r| subjects.iter().any(|s| s.out == folder && s.name == r.subject)).cloned().collect();
+        let own: Vec<Record> =
+            records.iter().filter(|r| subjects.iter().any(|s| s.out == folder && s.name == r.subject)).cloned().collect();
         append(folder, &own)?;
         common.say(format!("{} rows -> {}", own.len(), folder.join("results.csv").display()));
     }

@@ -25,7 +25,8 @@ impl Score {
         assert_eq!(count, labels.len(), "a label for each row");
         let five = classes.min(5);
         let (_, best) = scores.topk(five as i64, 1, true, true);
-        let best: Vec<i64> = Vec::try_from(best.to_kind(Kind::Int64).to_device(tch::Device::Cpu).contiguous().view(-1)).expect("a vector of indices");
+        let best: Vec<i64> =
+            Vec::try_from(best.to_kind(Kind::Int64).to_device(tch::Device::Cpu).contiguous().view(-1)).expect("a vector of indices");
         let rows = best.chunks_exact(five);
         let predicted = rows.clone().map(|row| row[0]).collect();
         let in_five = rows.zip(labels).map(|(row, label)| row.contains(label)).collect();

@@ -77,7 +77,8 @@ pub fn run(args: &SelftestArgs, common: &Common) -> Result<()> {
             let cells: Vec<String> = errors.iter().map(|(column, error)| format!("{column} {error:.0e}")).collect();
             println!("{term:<32} {}", cells.join("   "));
         }
-        let allowed = format!("{F32_TOLERANCE:.0e} in f32, {F64_TOLERANCE:.0e} in f64, {HYPERGRADIENT_TOLERANCE:.0e} for the hypergradient");
+        let allowed =
+            format!("{F32_TOLERANCE:.0e} in f32, {F64_TOLERANCE:.0e} in f64, {HYPERGRADIENT_TOLERANCE:.0e} for the hypergradient");
         println!("{} of {} checks within tolerance ({allowed})", checks.len() - bad.len(), checks.len());
     }
     match bad.first() {
@@ -103,8 +104,11 @@ pub fn all(fixtures: Option<&Path>, device: Device) -> Result<Vec<Check>> {
         Some(dir) => read_folder(dir)?,
     };
     // MPS has no f64.
-    let kinds: &[(Kind, &str, f64)] =
-        if device == Device::Mps { &[(Kind::Float, "f32", F32_TOLERANCE)] } else { &[(Kind::Float, "f32", F32_TOLERANCE), (Kind::Double, "f64", F64_TOLERANCE)] };
+    let kinds: &[(Kind, &str, f64)] = if device == Device::Mps {
+        &[(Kind::Float, "f32", F32_TOLERANCE)]
+    } else {
+        &[(Kind::Float, "f32", F32_TOLERANCE), (Kind::Double, "f64", F64_TOLERANCE)]
+    };
     let mut checks = vec![];
     for (source, golden) in &files {
         for (mode, mode_name) in [(Mode::Paper, "paper"), (Mode::Reference, "reference")] {
@@ -119,7 +123,14 @@ pub fn all(fixtures: Option<&Path>, device: Device) -> Result<Vec<Check>> {
         for (beta, momentum, weight_decay) in [(0.0, 0.0, 0.0), (0.0, 0.9, 5e-3), (1.0, 0.0, 0.0), (1.0, 0.9, 5e-3)] {
             let error = hypergradient_error(device, beta, momentum, weight_decay)?;
             let term = format!("d pi, beta={beta} mu={momentum} wd={weight_decay}");
-            checks.push(Check { source: "hypergradient".into(), mode: "paper".into(), precision: "f64", term, error, tolerance: HYPERGRADIENT_TOLERANCE });
+            checks.push(Check {
+                source: "hypergradient".into(),
+                mode: "paper".into(),
+                precision: "f64",
+                term,
+                error,
+                tolerance: HYPERGRADIENT_TOLERANCE,
+            });
         }
     }
     Ok(checks)
@@ -212,7 +223,9 @@ impl Golden {
             *worst = if error.is_nan() { f64::INFINITY } else { worst.max(error) };
             Ok(())
         };
-        let named = |name: &str| Tensor::stack(&terms.rows.iter().filter(|r| r.name == name).map(|r| r.value.view([1])).collect::<Vec<_>>(), 0).sum(None);
+        let named = |name: &str| {
+            Tensor::stack(&terms.rows.iter().filter(|r| r.name == name).map(|r| r.value.view([1])).collect::<Vec<_>>(), 0).sum(None)
+        };
         for name in ["task", "task_gate"] {
             compare(name, &named(name), &format!("expected.{name}"))?;
         }
@@ -226,7 +239,8 @@ impl Golden {
         for ((a, b, k, z), lambda) in method.lambdas(&outs) {
             compare("lambda", &lambda, &format!("expected.{mode_name}.lambda.{a}.{b}.{k}.{z}"))?;
         }
-        let leaves = |pick: fn(&Outputs) -> &Vec<Tensor>| outs.iter().flat_map(|o| pick(o).iter().map(Tensor::shallow_clone)).collect::<Vec<_>>();
+        let leaves =
+            |pick: fn(&Outputs) -> &Vec<Tensor>| outs.iter().flat_map(|o| pick(o).iter().map(Tensor::shallow_clone)).collect::<Vec<_>>();
         for (what, inputs) in [("feats", leaves(|o| &o.feats)), ("logits", leaves(|o| &o.logits))] {
             let gradient = Tensor::run_backward(&[terms.total()], &inputs, true, false);
             for (i, g) in gradient.iter().enumerate() {
@@ -238,7 +252,9 @@ impl Golden {
         let embeds = method.embed(&outs);
         let last: Vec<&Tensor> = (0..networks).map(|m| &embeds[(m + 1) * stages - 1]).collect();
         let mimicry = if mode == Mode::Paper { Mimicry::PAPER } else { Mimicry::RELEASED };
-        let parts = |parts: &Parts| [("vcl", parts.vcl.copy()), ("icl", parts.icl.copy()), ("soft_vcl", parts.soft_vcl.copy()), ("soft_icl", parts.soft_icl.copy())];
+        let parts = |parts: &Parts| {
+            [("vcl", parts.vcl.copy()), ("icl", parts.icl.copy()), ("soft_vcl", parts.soft_vcl.copy()), ("soft_icl", parts.soft_icl.copy())]
+        };
         let contrast = Contrast::in_batch(&batch.labels, tau, kind);
         for (name, value) in parts(&contrast::mcl(&Tensor::stack(&last, 0), &contrast, mimicry)) {
             compare(&format!("mcl {name}"), &value, &format!("expected.{mode_name}.mcl.{name}"))?;

@@ -53,7 +53,9 @@ impl FromStr for PeerChoice {
         match text {
             "best" => Ok(PeerChoice::Best),
             "all" => Ok(PeerChoice::All),
-            _ => text.parse().map(PeerChoice::One).map_err(|_| Error::input(format!("peer `{text}`; accepted: a number from 0, best, all"))),
+            _ => {
+                text.parse().map(PeerChoice::One).map_err(|_| Error::input(format!("peer `{text}`; accepted: a number from 0, best, all")))
+            }
         }
     }
 }
@@ -97,14 +99,21 @@ impl SubjectArgs {
     fn open_file(&self, file: &Path, common: &Common) -> Result<Subject> {
         let read = weights::read(file)?;
         let arch_name = self.arch.clone().or(read.meta.as_ref().map(|m| m.arch.clone()));
-        let arch_name = arch_name.ok_or_else(|| Error::input(format!("{} does not say its architecture; add --arch NAME (`mcl-train list archs` names them)", file.display())))?;
+        let arch_name = arch_name.ok_or_else(|| {
+            Error::input(format!("{} does not say its architecture; add --arch NAME (`mcl-train list archs` names them)", file.display()))
+        })?;
         let arch = nets::find(&arch_name)?;
         let meta = match &read.meta {
             Some(meta) if self.mean.is_empty() && self.std.is_empty() => meta.clone(),
             stored => {
-                let [mean, std] = [("--mean", &self.mean, stored.as_ref().map(|m| m.mean)), ("--std", &self.std, stored.as_ref().map(|m| m.std))]
-                    .map(|(flag, given, stored)| three(flag, given, stored, file));
-                let rows = read.tensors.iter().find(|(name, _)| name.ends_with(&format!("{}.weight", arch.classifier))).map_or(0, |(_, t)| t.size()[0]);
+                let [mean, std] =
+                    [("--mean", &self.mean, stored.as_ref().map(|m| m.mean)), ("--std", &self.std, stored.as_ref().map(|m| m.std))]
+                        .map(|(flag, given, stored)| three(flag, given, stored, file));
+                let rows = read
+                    .tensors
+                    .iter()
+                    .find(|(name, _)| name.ends_with(&format!("{}.weight", arch.classifier)))
+                    .map_or(0, |(_, t)| t.size()[0]);
                 let classes = stored.as_ref().map_or_else(|| (0..rows).map(|c| c.to_string()).collect(), |m| m.classes.clone());
                 Meta {
                     arch: arch.name.into(),
@@ -140,21 +149,32 @@ fn three(flag: &str, given: &[f64], stored: Option<[f64; 3]>, file: &Path) -> Re
 
 fn open_run(run: &Path, choice: Option<PeerChoice>, default: PeerChoice, common: &Common) -> Result<Vec<Subject>> {
     if !run.is_dir() {
-        let hint = if run == Path::new("runs/latest") { "train one (`mcl-train run ...`) or name it with --run" } else { "accepted: a folder `mcl-train run` made" };
+        let hint = if run == Path::new("runs/latest") {
+            "train one (`mcl-train run ...`) or name it with --run"
+        } else {
+            "accepted: a folder `mcl-train run` made"
+        };
         return Err(Error::input(format!("no run at {}; {hint}", run.display())));
     }
     let folder = run.join("networks");
     let files: Vec<PathBuf> = (0..).map(|m| folder.join(format!("peer-{m}.safetensors"))).take_while(|f| f.exists()).collect();
     if files.is_empty() {
-        return Err(Error::input(format!("{} holds no finished networks (no {}); let the run finish first", run.display(), folder.join("peer-0.safetensors").display())));
+        return Err(Error::input(format!(
+            "{} holds no finished networks (no {}); let the run finish first",
+            run.display(),
+            folder.join("peer-0.safetensors").display()
+        )));
     }
     let best = folder.join("best.safetensors");
     let chosen: Vec<PathBuf> = match choice {
-        Some(PeerChoice::One(m)) => vec![
-            files.get(m).cloned().ok_or_else(|| Error::input(format!("--peer {m}: {} has {} networks, 0 to {}", run.display(), files.len(), files.len() - 1)))?,
-        ],
+        Some(PeerChoice::One(m)) => vec![files.get(m).cloned().ok_or_else(|| {
+            Error::input(format!("--peer {m}: {} has {} networks, 0 to {}", run.display(), files.len(), files.len() - 1))
+        })?],
         Some(PeerChoice::Best) if !best.exists() => {
-            return Err(Error::input(format!("--peer best: {} chose none, because it held no images out; accepted: a number, all", run.display())));
+            return Err(Error::input(format!(
+                "--peer best: {} chose none, because it held no images out; accepted: a number, all",
+                run.display()
+            )));
         }
         Some(PeerChoice::Best) => vec![best],
         None if default == PeerChoice::Best && best.exists() => vec![best],
@@ -165,9 +185,11 @@ fn open_run(run: &Path, choice: Option<PeerChoice>, default: PeerChoice, common:
 
 fn open_peer(run: &Path, file: &Path, common: &Common) -> Result<Subject> {
     let read = weights::read(file)?;
-    let meta = read.meta.clone().ok_or_else(|| Error::file(file, "has no metadata, so it is not a network of ours; use --weights and --arch"))?;
+    let meta =
+        read.meta.clone().ok_or_else(|| Error::file(file, "has no metadata, so it is not a network of ours; use --weights and --arch"))?;
     let arch = nets::find(&meta.arch)?;
-    let label = run.canonicalize().ok().and_then(|p| p.file_name().map(|n| n.to_string_lossy().into_owned())).unwrap_or_else(|| meta.run.clone());
+    let label =
+        run.canonicalize().ok().and_then(|p| p.file_name().map(|n| n.to_string_lossy().into_owned())).unwrap_or_else(|| meta.run.clone());
     let name = meta.peer.map_or(label.clone(), |m| format!("{label}/peer-{m}"));
     let method = super::target::run_method(run)?;
     build(name, Some(run), meta.peer, method, arch, file, meta, &read, run.to_path_buf(), common)
@@ -175,7 +197,15 @@ fn open_peer(run: &Path, file: &Path, common: &Common) -> Result<Subject> {
 
 #[allow(clippy::too_many_arguments)]
 fn build(
-    name: String, run: Option<&Path>, peer: Option<usize>, method: String, arch: &'static Arch, file: &Path, meta: Meta, read: &weights::Weights, out: PathBuf,
+    name: String,
+    run: Option<&Path>,
+    peer: Option<usize>,
+    method: String,
+    arch: &'static Arch,
+    file: &Path,
+    meta: Meta,
+    read: &weights::Weights,
+    out: PathBuf,
     common: &Common,
 ) -> Result<Subject> {
     let classes = meta.classes.len().max(1) as i64;
@@ -225,6 +255,9 @@ impl Subject {
         if now == self.hash {
             return Ok(());
         }
-        Err(Error::failed(format!("{}: the backbone's weights or buffers changed while it was measured ({} before, {now} after)", self.name, self.hash)))
+        Err(Error::failed(format!(
+            "{}: the backbone's weights or buffers changed while it was measured ({} before, {now} after)",
+            self.name, self.hash
+        )))
     }
 }

@@ -27,9 +27,15 @@ impl Target {
     fn with_task(name: &str, task: data::Task, common: &Common) -> Result<Target> {
         let dataset = data::open(name, common.data.as_deref(), &data::Options { task, ..Default::default() })?;
         if dataset.train.is_empty() || dataset.test.is_empty() {
-            return Err(Error::input(format!("dataset {name} has {} training and {} test images; both are needed", dataset.train.len(), dataset.test.len())));
+            return Err(Error::input(format!(
+                "dataset {name} has {} training and {} test images; both are needed",
+                dataset.train.len(),
+                dataset.test.len()
+            )));
         }
-        let rows = |split: &data::Split| split.rows.iter().zip(split.labels.iter()).map(|(&r, &l)| r as usize * 100_000 + l as usize).collect::<Vec<_>>();
+        let rows = |split: &data::Split| {
+            split.rows.iter().zip(split.labels.iter()).map(|(&r, &l)| r as usize * 100_000 + l as usize).collect::<Vec<_>>()
+        };
         let hash = sampler::hash(&[rows(&dataset.train), rows(&dataset.test)].concat());
         Ok(Target { dataset, hash })
     }

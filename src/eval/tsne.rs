@@ -79,7 +79,11 @@ const SAME_AGAIN: usize = 20_000;
 pub fn embed(x: &Tensor, start: &[[f64; 2]], p: &Tsne) -> Result<Vec<[f64; 2]>> {
     let (n, dim) = (x.size()[0] as usize, x.size()[1] as usize);
     if 3.0 * p.perplexity > n as f64 - 1.0 {
-        return Err(Error::input(format!("t-SNE of {n} points with perplexity {}: at most {:.0} for so many points", p.perplexity, ((n as f64 - 1.0) / 3.0).floor())));
+        return Err(Error::input(format!(
+            "t-SNE of {n} points with perplexity {}: at most {:.0} for so many points",
+            p.perplexity,
+            ((n as f64 - 1.0) / 3.0).floor()
+        )));
     }
     match p.engine {
         Engine::Bhtsne => bhtsne(x, start, p, n, dim),
@@ -106,7 +110,8 @@ fn bhtsne(x: &Tensor, start: &[[f64; 2]], p: &Tsne, n: usize, dim: usize) -> Res
         tsne.embedding()
     };
     let map = if n <= SAME_AGAIN {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().map_err(|e| Error::failed(format!("cannot start a thread: {e}")))?;
+        let pool =
+            rayon::ThreadPoolBuilder::new().num_threads(1).build().map_err(|e| Error::failed(format!("cannot start a thread: {e}")))?;
         pool.install(fit)
     } else {
         fit()
@@ -131,12 +136,20 @@ fn linfa(x: &Tensor, p: &Tsne, n: usize, dim: usize) -> Result<Vec<[f64; 2]>> {
 }
 
 fn finite(map: Vec<[f64; 2]>) -> Result<Vec<[f64; 2]>> {
-    if map.iter().flatten().all(|v| v.is_finite()) { Ok(map) } else { Err(Error::failed("the map is not finite; try a lower exaggeration")) }
+    if map.iter().flatten().all(|v| v.is_finite()) {
+        Ok(map)
+    } else {
+        Err(Error::failed("the map is not finite; try a lower exaggeration"))
+    }
 }
 
 /// As many images of every class as fit into `samples`, by seed, in the order of the split.
 fn draw(labels: &[i64], samples: usize, seed: u64) -> Vec<usize> {
-    if samples >= labels.len() { (0..labels.len()).collect() } else { sampler::stratified(labels, samples as f64 / labels.len() as f64, seed) }
+    if samples >= labels.len() {
+        (0..labels.len()).collect()
+    } else {
+        sampler::stratified(labels, samples as f64 / labels.len() as f64, seed)
+    }
 }
 
 pub fn run(args: &Args, common: &Common) -> Result<()> {
@@ -147,7 +160,12 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
     let p: Tsne = protocol.options()?;
     require(p.perplexity >= 1.0, "perplexity", p.perplexity, "1 or more")?;
     require(p.exaggeration >= 1.0, "exaggeration", p.exaggeration, "1 or more")?;
-    require(p.samples > 3 && p.iterations > 0 && p.neighbours > 0, "samples, iterations, neighbours", (p.samples, p.iterations, p.neighbours), "4, 1, 1 or more")?;
+    require(
+        p.samples > 3 && p.iterations > 0 && p.neighbours > 0,
+        "samples, iterations, neighbours",
+        (p.samples, p.iterations, p.neighbours),
+        "4, 1, 1 or more",
+    )?;
     let subjects = args.subjects.open(common, PeerChoice::All)?;
     let name = own_dataset(args.dataset.as_deref(), &subjects[0])?;
     // Networks are mapped on what they learned, unless asked otherwise: of `synthetic`, then, the task they were trained on.
@@ -171,8 +189,18 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
         let kl = embedding::kl(x, &map, p.perplexity)?;
         let kept = 100.0 * embedding::neighbours_kept(x, &map, p.neighbours.min(rows.len() - 1));
         common.say(format!("{}: KL {kl:.3}, {kept:.1} % of {} neighbours kept, {seconds:.1} s", subject.name, p.neighbours));
-        shown.push(vec![Cell::text(&subject.name), Cell::text(&subject.method), Cell::Score(kl, 3), Cell::Score(kept, 1), Cell::Score(seconds, 1)]);
-        let title = if subject.method.is_empty() { subject.name.clone() } else { format!("{} ({}, {})", subject.name, subject.method, subject.arch.name) };
+        shown.push(vec![
+            Cell::text(&subject.name),
+            Cell::text(&subject.method),
+            Cell::Score(kl, 3),
+            Cell::Score(kept, 1),
+            Cell::Score(seconds, 1),
+        ]);
+        let title = if subject.method.is_empty() {
+            subject.name.clone()
+        } else {
+            format!("{} ({}, {})", subject.name, subject.method, subject.arch.name)
+        };
         panels.push(Panel { title, note: format!("KL {kl:.3}, {kept:.0} % of {} nearest neighbours kept", p.neighbours), points: map });
         for (metric, value) in [("kl", kl), ("neighbours_kept", kept)] {
             records.push(Record {
@@ -211,7 +239,14 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
 }
 
 /// SVG, PNG and the coordinates.
-fn write(folder: &std::path::Path, figure: &Figure, panels: &[Panel], rows: &[usize], labels: &[i64], classes: &[String]) -> Result<Vec<PathBuf>> {
+fn write(
+    folder: &std::path::Path,
+    figure: &Figure,
+    panels: &[Panel],
+    rows: &[usize],
+    labels: &[i64],
+    classes: &[String],
+) -> Result<Vec<PathBuf>> {
     std::fs::create_dir_all(folder).map_err(Error::io("cannot make", folder))?;
     let path = |ending: &str| folder.join(format!("{}.{ending}", figure.name));
     files::write(&path("svg"), figure.svg.as_bytes())?;

@@ -137,13 +137,19 @@ pub fn icl(a: &Tensor, b: &Tensor, contrast: &Contrast) -> Tensor {
 
 /// T^2 KL(p_teacher || p_student), a term of Eq. 8. Both [B, d]; the teacher is detached. Mean over anchors.
 pub fn soft_vcl(teacher: &Tensor, student: &Tensor, contrast: &Contrast, mimicry: Mimicry) -> Tensor {
-    let soft = |v: &Tensor| { let (scores, log_sum) = block(v, v, contrast); contrast.soft(&scores, &log_sum, mimicry) };
+    let soft = |v: &Tensor| {
+        let (scores, log_sum) = block(v, v, contrast);
+        contrast.soft(&scores, &log_sum, mimicry)
+    };
     soft(student).kl(&soft(teacher).target()).mean(None) * mimicry.temperature.powi(2)
 }
 
 /// T^2 KL(q_{b->a} || q_{a->b}), a term of Eq. 9. Both [B, d]; q_{b->a} is detached. Mean over anchors.
 pub fn soft_icl(a: &Tensor, b: &Tensor, contrast: &Contrast, mimicry: Mimicry) -> Tensor {
-    let soft = |a: &Tensor, b: &Tensor| { let (scores, log_sum) = block(a, b, contrast); contrast.soft(&scores, &log_sum, mimicry) };
+    let soft = |a: &Tensor, b: &Tensor| {
+        let (scores, log_sum) = block(a, b, contrast);
+        contrast.soft(&scores, &log_sum, mimicry)
+    };
     soft(a, b).kl(&soft(b, a).target()).mean(None) * mimicry.temperature.powi(2)
 }
 
@@ -175,7 +181,9 @@ impl Pairs {
             spread[(i * n + j) * count + p] = 1.0;
             spread[(j * n + i) * count + p] = 1.0;
         }
-        let index = |pick: fn(&(usize, usize)) -> usize| Tensor::from_slice(&list.iter().map(|p| pick(p) as i64).collect::<Vec<_>>()).to_device(like.device());
+        let index = |pick: fn(&(usize, usize)) -> usize| {
+            Tensor::from_slice(&list.iter().map(|p| pick(p) as i64).collect::<Vec<_>>()).to_device(like.device())
+        };
         let spread = Tensor::from_slice(&spread).view([(n * n) as i64, count as i64]).to_kind(like.kind()).to_device(like.device());
         Pairs { first: index(|p| p.0), second: index(|p| p.1), spread, nodes: n as i64, list }
     }
@@ -208,7 +216,14 @@ impl Targets {
 /// of anchor i before the mean over anchors. `embeds` [N, B, d]; `lambda` [P, B]. Each block of similarities within an embedding is
 /// computed once, however many pairs it enters; unordered pairs count double. With `frozen`, soft targets are those and not the
 /// embeddings' own; the targets in use are returned.
-pub fn l_mcl(embeds: &Tensor, pairs: &Pairs, lambda: &Tensor, contrast: &Contrast, mimicry: Mimicry, frozen: Option<&Targets>) -> (Parts, Targets) {
+pub fn l_mcl(
+    embeds: &Tensor,
+    pairs: &Pairs,
+    lambda: &Tensor,
+    contrast: &Contrast,
+    mimicry: Mimicry,
+    frozen: Option<&Targets>,
+) -> (Parts, Targets) {
     let anchors = embeds.size()[1] as f64;
     let t2 = mimicry.temperature.powi(2);
     let intra = embeds.matmul(&embeds.transpose(1, 2)) / contrast.tau; // [N, B, B]: v_i v_i
@@ -243,7 +258,12 @@ pub fn mcl(embeds: &Tensor, contrast: &Contrast, mimicry: Mimicry) -> Parts {
     let pairs = Pairs::new(list, m, embeds);
     let ones = Tensor::ones([pairs.list.len() as i64, embeds.size()[1]], (embeds.kind(), embeds.device()));
     let (parts, _) = l_mcl(embeds, &pairs, &ones, contrast, mimicry, None);
-    Parts { vcl: parts.vcl / (2.0 * (m as f64 - 1.0)), icl: parts.icl / 2.0, soft_vcl: parts.soft_vcl / 2.0, soft_icl: parts.soft_icl / 2.0 }
+    Parts {
+        vcl: parts.vcl / (2.0 * (m as f64 - 1.0)),
+        icl: parts.icl / 2.0,
+        soft_vcl: parts.soft_vcl / 2.0,
+        soft_icl: parts.soft_icl / 2.0,
+    }
 }
 
 /// What memory mining does where the paper and the released code differ.
@@ -370,9 +390,15 @@ pub fn mcl_memory(embeds: &Tensor, banks: &[Tensor], tau: f64, mimicry: Mimicry,
         (contrast.hard(scores, &log_sum).mean(None), contrast.soft(scores, &log_sum, mimicry))
     };
     let count = embeds.len();
-    let own: Vec<(Tensor, Soft)> = (0..count).map(|m| { let scores = score(m, m); judged(&scores.slice(1, skip, scores.size()[1], 1), 1) }).collect();
+    let own: Vec<(Tensor, Soft)> = (0..count)
+        .map(|m| {
+            let scores = score(m, m);
+            judged(&scores.slice(1, skip, scores.size()[1], 1), 1)
+        })
+        .collect();
     let others = |a: usize| (0..count).filter(move |&b| b != a);
-    let cross: Vec<Vec<Option<(Tensor, Soft)>>> = (0..count).map(|a| (0..count).map(|b| (a != b).then(|| judged(&score(a, b), positives))).collect()).collect();
+    let cross: Vec<Vec<Option<(Tensor, Soft)>>> =
+        (0..count).map(|a| (0..count).map(|b| (a != b).then(|| judged(&score(a, b), positives))).collect()).collect();
     let at = |a: usize, b: usize| cross[a][b].as_ref().expect("two different networks");
     let pairs = || (0..count).flat_map(|a| others(a).map(move |b| (a, b)));
     let sum = |rows: Vec<Tensor>| Tensor::stack(&rows, 0).sum(None);

@@ -5,7 +5,9 @@
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-use super::{Clock, Group, Method, MethodSpec, Needs, Rate, Task, at_least, mutual_rows, positive, read_options, resolved, task_rows, weights};
+use super::{
+    Clock, Group, Method, MethodSpec, Needs, Rate, Task, at_least, mutual_rows, positive, read_options, resolved, task_rows, weights,
+};
 use crate::cohort::Cohort;
 use crate::data::Batch;
 use crate::error::{Error, Result};
@@ -53,7 +55,11 @@ impl Discriminator {
         let shape = |c_in, c_out, stride| ConvShape { padding: 0, ..ConvShape::new(c_in, c_out, 2, stride) };
         let conv = |name: &str, shape: ConvShape| Conv::biased(scope.sub(name), shape, shape.default_init());
         let half = channels / 2;
-        Discriminator { first: conv("0", shape(channels, half, 1)), norm: BatchNorm::new(scope.sub("1"), half), last: conv("3", shape(half, 1, 2)) }
+        Discriminator {
+            first: conv("0", shape(channels, half, 1)),
+            norm: BatchNorm::new(scope.sub("1"), half),
+            last: conv("3", shape(half, 1, 2)),
+        }
     }
 
     fn verdicts(&self, map: &Tensor) -> Tensor {
@@ -86,7 +92,8 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
     let (transfer, discriminator) = (scope("afd transfer"), scope("afd discriminator"));
     let transfers = task.archs.iter().enumerate().map(|(m, arch)| {
         let shape = ConvShape::new(arch.dim, width, 3, 1);
-        (arch.dim < width).then(|| ConvBnRelu(ConvBn::new(transfer.sub(m).sub("conv"), transfer.sub(m).sub("bn"), shape, shape.default_init())))
+        (arch.dim < width)
+            .then(|| ConvBnRelu(ConvBn::new(transfer.sub(m).sub("conv"), transfer.sub(m).sub("bn"), shape, shape.default_init())))
     });
     Ok(Box::new(Afd {
         archs: task.archs.to_vec(),
@@ -116,10 +123,17 @@ impl Afd {
         let side = |d: usize| outs.iter().map(|o| o.pre_pool.size()[d]).min().expect("a cohort has networks");
         let (height, width) = (side(2), side(3));
         if height < 3 || width < 3 {
-            return Err(Error::input(format!("afd's discriminators need maps of 3 x 3 or more and the smallest here is {height} x {width}; set data.image_size higher")));
+            return Err(Error::input(format!(
+                "afd's discriminators need maps of 3 x 3 or more and the smallest here is {height} x {width}; set data.image_size higher"
+            )));
         }
-        let fit = |map: &Tensor| if map.size()[2..] == [height, width] { map.shallow_clone() } else { map.adaptive_avg_pool2d([height, width]) };
-        Ok(outs.iter().zip(&self.transfers).map(|(o, t)| fit(&t.as_ref().map_or_else(|| o.pre_pool.shallow_clone(), |t| t.forward(&o.pre_pool, Pass::train(0))))).collect())
+        let fit =
+            |map: &Tensor| if map.size()[2..] == [height, width] { map.shallow_clone() } else { map.adaptive_avg_pool2d([height, width]) };
+        Ok(outs
+            .iter()
+            .zip(&self.transfers)
+            .map(|(o, t)| fit(&t.as_ref().map_or_else(|| o.pre_pool.shallow_clone(), |t| t.forward(&o.pre_pool, Pass::train(0)))))
+            .collect())
     }
 }
 
@@ -151,9 +165,15 @@ impl Method for Afd {
         let rule = Rule::Adam { betas: (0.9, 0.999), eps: 1e-8, weight_decay: self.options.adam_weight_decay };
         let rate = Rate::Steps { base: self.options.adam_lr, milestones: self.milestones.clone() };
         let mut extractors = Params { vars: cohort.params().vars, buffers: vec![] };
-        extractors.vars.retain(|(name, _)| !self.archs.iter().enumerate().any(|(m, arch)| name.starts_with(&format!("peer.{m}.net.{}.", arch.classifier))));
+        extractors.vars.retain(|(name, _)| {
+            !self.archs.iter().enumerate().any(|(m, arch)| name.starts_with(&format!("peer.{m}.net.{}.", arch.classifier)))
+        });
         vec![
-            Group { rate: rate.clone(), apart: true, ..Group::new(ADVERSARIAL, extractors.chain(&self.transfer_params.prefixed("transfer.")), rule) },
+            Group {
+                rate: rate.clone(),
+                apart: true,
+                ..Group::new(ADVERSARIAL, extractors.chain(&self.transfer_params.prefixed("transfer.")), rule)
+            },
             Group { rate, ..Group::new("discriminator", self.discriminator_params.shallow_clone(), rule) },
         ]
     }

@@ -9,7 +9,12 @@ use crate::error::Result;
 use crate::losses::terms::Terms;
 use crate::nets::Outputs;
 
-pub const SPEC: MethodSpec = MethodSpec { name: "baseline", about: "independent training with cross-entropy", needs: "independent networks, M >= 1; ships all", build };
+pub const SPEC: MethodSpec = MethodSpec {
+    name: "baseline",
+    about: "independent training with cross-entropy",
+    needs: "independent networks, M >= 1; ships all",
+    build,
+};
 
 #[derive(Serialize, Deserialize, Default)]
 #[serde(default, deny_unknown_fields)]

@@ -71,13 +71,16 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
     weights(&[("alpha", alpha), ("beta", beta), ("beta1", beta1), ("beta2", beta2), ("gamma", gamma)])?;
     at_least("ckd_mkt", 2, task.archs, "a network learns from its peers")?;
     if pretrain == 0 && gamma > 0.0 {
-        return Err(Error::input("[method] pretrain_epochs = 0 leaves self-teachers that know nothing; accepted: 1 or more, or gamma = 0 for none"));
+        return Err(Error::input(
+            "[method] pretrain_epochs = 0 leaves self-teachers that know nothing; accepted: 1 or more, or gamma = 0 for none",
+        ));
     }
     if options.angle_samples < 2 {
         return Err(Error::input(format!("[method] angle_samples = {}; accepted: 2 or more", options.angle_samples)));
     }
     let teachers = Cohort::new(task.archs, task.classes, false, 0, 1, task.device, task.kind, task.seed);
-    let (archs, classes, device, kind, seed, smoothing) = (task.archs.to_vec(), task.classes, task.device, task.kind, task.seed, task.label_smoothing);
+    let (archs, classes, device, kind, seed, smoothing) =
+        (task.archs.to_vec(), task.classes, task.device, task.kind, task.seed, task.label_smoothing);
     Ok(Box::new(CkdMkt { options, pretrain, archs, classes, device, kind, seed, smoothing, teachers, targets: vec![] }))
 }
 
@@ -145,7 +148,8 @@ impl Method for CkdMkt {
             return Ok(terms);
         }
         let samples = (self.options.angle_samples as i64).min(batch.labels.size()[0]);
-        let of = |weight: f64, psi: &dyn Fn(&Tensor) -> Tensor| if weight > 0.0 { outs.iter().map(|o| psi(o.feat())).collect() } else { vec![] };
+        let of =
+            |weight: f64, psi: &dyn Fn(&Tensor) -> Tensor| if weight > 0.0 { outs.iter().map(|o| psi(o.feat())).collect() } else { vec![] };
         let (d, a): (Vec<Tensor>, Vec<Tensor>) = (of(beta, &distances), of(beta * beta1, &|feats| angles(&feats.narrow(0, 0, samples))));
         let logits: Vec<&Tensor> = outs.iter().map(Outputs::logit).collect();
         // The mean over the peers, so that the terms do not grow with the cohort.

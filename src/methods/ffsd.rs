@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use super::{
-    Clock, Group, Method, MethodSpec, Needs, Rate, Task, at_least, map_shapes, mutual_rows, one_architecture, positive, read_options, resolved, task_rows, weights,
+    Clock, Group, Method, MethodSpec, Needs, Rate, Task, at_least, map_shapes, mutual_rows, one_architecture, positive, read_options,
+    resolved, task_rows, weights,
 };
 use crate::cohort::{Cohort, Peer};
 use crate::data::Batch;
@@ -47,7 +48,15 @@ struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { temperature: 2.0, lambda_div: 1e-5, lambda_fus: 10.0, lambda_sd: 1000.0, fusion_weight_decay: 1e-5, decoder_lr: 1e-3, decoder_weight_decay: 1e-4 }
+        Options {
+            temperature: 2.0,
+            lambda_div: 1e-5,
+            lambda_fus: 10.0,
+            lambda_sd: 1000.0,
+            fusion_weight_decay: 1e-5,
+            decoder_lr: 1e-3,
+            decoder_weight_decay: 1e-4,
+        }
     }
 }
 
@@ -111,7 +120,9 @@ struct Ffsd {
 
 /// Depthwise 3 x 3, then 1 x 1, each with normalisation and ReLU.
 fn separable(scope: &Scope, c_in: i64, c_out: i64, init: fn(ConvShape) -> Init) -> Chain {
-    let layer = |i: usize, shape: ConvShape| -> Box<dyn Layer> { Box::new(ConvBnRelu(ConvBn::new(scope.sub(3 * i), scope.sub(3 * i + 1), shape, init(shape)))) };
+    let layer = |i: usize, shape: ConvShape| -> Box<dyn Layer> {
+        Box::new(ConvBnRelu(ConvBn::new(scope.sub(3 * i), scope.sub(3 * i + 1), shape, init(shape))))
+    };
     Chain(vec![layer(0, ConvShape::depthwise(c_in, 3, 1)), layer(1, ConvShape::new(c_in, c_out, 1, 1))])
 }
 
@@ -155,7 +166,8 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
     let fusion = separable(&fusion_scope.sub("fuse"), all, channels, fan_out);
     let classifier = Linear::new(fusion_scope.sub("fc"), channels, task.classes);
     let transform = separable(&transform_scope, channels, all, ConvShape::fan_out_init);
-    let decoders = (1..=students).map(|m| Decoder((0..head - first).map(|i| Upscale::new(decoder_scope.sub(m).sub(format!("layer{i}")), channels >> i)).collect()));
+    let decoders = (1..=students)
+        .map(|m| Decoder((0..head - first).map(|i| Upscale::new(decoder_scope.sub(m).sub(format!("layer{i}")), channels >> i)).collect()));
     Ok(Box::new(Ffsd {
         options,
         students,

@@ -4,7 +4,9 @@
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
-use super::{Batches, Clock, Method, MethodSpec, Needs, Start, Task, Views, at_least, positive, read_options, resolved, task_rows, weights};
+use super::{
+    Batches, Clock, Method, MethodSpec, Needs, Start, Task, Views, at_least, positive, read_options, resolved, task_rows, weights,
+};
 use crate::cohort::Cohort;
 use crate::data::Batch;
 use crate::error::{Error, Result};
@@ -183,11 +185,16 @@ impl Method for Kdcl {
         let mut terms = Terms::default();
         task_rows(&mut terms, outs, &batch.labels, self.smoothing);
         let logits = stacked(outs);
-        let mixed = |w: &Tensor| (w.to_kind(logits.kind()).to_device(logits.device()).view([-1, 1, 1]) * &logits).sum_dim_intlist(0i64, false, None);
+        let mixed = |w: &Tensor| {
+            (w.to_kind(logits.kind()).to_device(logits.device()).view([-1, 1, 1]) * &logits).sum_dim_intlist(0i64, false, None)
+        };
         let (teacher, mixture) = match self.options.teacher {
             Teacher::Naive => (naive(&logits, &batch.labels), None),
             Teacher::Minlogit => (minlogit(&logits, &batch.labels), None),
-            Teacher::Linear => { let w = linear(&logits, &batch.labels); (mixed(&w), Some(w)) }
+            Teacher::Linear => {
+                let w = linear(&logits, &batch.labels);
+                (mixed(&w), Some(w))
+            }
             Teacher::General => (mixed(&self.mixture), Some(self.mixture.shallow_clone())),
         };
         for (m, own) in outs.iter().enumerate() {

@@ -24,8 +24,12 @@ use crate::optim::{Optimizer, Rule};
 use crate::params::{Named, Params, Scope};
 use crate::rng;
 
-pub const SPEC: MethodSpec =
-    MethodSpec { name: "l_mcl", about: "Layer-wise Mutual Contrastive Learning (Yang et al. 2023)", needs: "independent networks, M >= 2, branches; ships any network", build };
+pub const SPEC: MethodSpec = MethodSpec {
+    name: "l_mcl",
+    about: "Layer-wise Mutual Contrastive Learning (Yang et al. 2023)",
+    needs: "independent networks, M >= 2, branches; ships any network",
+    build,
+};
 
 /// Whose word counts where the paper's text and its released code differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -287,7 +291,10 @@ impl LMcl {
         options.check()?;
         let shapes = setting.shapes;
         if shapes.len() < 2 {
-            return Err(Error::input(format!("method l_mcl needs at least two networks to learn from each other; [cohort] archs lists {}", shapes.len())));
+            return Err(Error::input(format!(
+                "method l_mcl needs at least two networks to learn from each other; [cohort] archs lists {}",
+                shapes.len()
+            )));
         }
         let places: Vec<(usize, usize)> = shapes.iter().enumerate().flat_map(|(m, shape)| (0..shape.stages).map(move |l| (m, l))).collect();
         let meet = |&(i, j): &(usize, usize)| {
@@ -304,7 +311,8 @@ impl LMcl {
         let of = |scope: &Scope, (m, l): (usize, usize)| scope.sub(m).sub(l);
         let heads = places.iter().map(|&p| Projector::new(of(&head_scope, p), shapes[p.0].width, options.dim, norm)).collect();
         let gated = options.terms.gate && (options.terms.task_gate > 0.0 || options.terms.ens > 0.0);
-        let gates = shapes.iter().enumerate().filter(|_| gated).map(|(m, s)| Gate::new(gate_scope.sub(m), s.stages as i64, s.width)).collect();
+        let gates =
+            shapes.iter().enumerate().filter(|_| gated).map(|(m, s)| Gate::new(gate_scope.sub(m), s.stages as i64, s.width)).collect();
         let meta = (options.matching == Matching::Weighted).then(|| {
             let scopes = places.iter().map(|&p| of(&meta_scope, p)).collect();
             match options.mode {
@@ -525,7 +533,8 @@ impl LMcl {
             }
             let constants = if how == Held::Remembered { held[k].as_ref() } else { None };
             let evaluated = self.l_mcl(&embeds, &outs, batch, true, constants)?;
-            let rows: Vec<Tensor> = self.weighted(&evaluated.parts).iter().filter(|(_, w, _)| *w > 0.0).map(|(_, w, value)| *value * *w).collect();
+            let rows: Vec<Tensor> =
+                self.weighted(&evaluated.parts).iter().filter(|(_, w, _)| *w > 0.0).map(|(_, w, value)| *value * *w).collect();
             if how == Held::Fresh {
                 held[k] = Some(evaluated.frozen);
             }
@@ -583,7 +592,9 @@ impl Method for LMcl {
         } else if self.contrastive() {
             let mates = batch.labels.unsqueeze(1).eq_tensor(&batch.labels.unsqueeze(0)).sum_dim_intlist(1i64, false, Kind::Int64);
             if mates.min().int64_value(&[]) < 2 {
-                return Err(Error::failed("l_mcl: a batch holds a class only once, so an anchor has no positive; it needs class-pair sampling"));
+                return Err(Error::failed(
+                    "l_mcl: a batch holds a class only once, so an anchor has no positive; it needs class-pair sampling",
+                ));
             }
         }
         Ok(())

@@ -6,7 +6,10 @@ use tch::Tensor;
 
 use super::parts::memory_bank::{Draw, Ground, MemoryBank};
 use super::parts::projector::{Norm, Projector};
-use super::{Clock, Group, Method, MethodSpec, Needs, Task, at_least, mutual_rows, one_architecture, paired_classes, positive, read_options, resolved, task_rows, weights};
+use super::{
+    Clock, Group, Method, MethodSpec, Needs, Task, at_least, mutual_rows, one_architecture, paired_classes, positive, read_options,
+    resolved, task_rows, weights,
+};
 use crate::cohort::Cohort;
 use crate::data::{Batch, Sampling};
 use crate::error::{Error, Result};
@@ -123,7 +126,11 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
     at_least("mcl", 2, task.archs, "networks contrast their embeddings with each other's")?;
     let depth = task.archs[0].depth;
     if options.branch {
-        one_architecture("mcl with branch = true", task.archs, "they are branches of one trunk; set method.branch=false for independent networks")?;
+        one_architecture(
+            "mcl with branch = true",
+            task.archs,
+            "they are branches of one trunk; set method.branch=false for independent networks",
+        )?;
     }
     let scope = Scope::root(rng::derive(task.seed, "heads", 0), task.device, task.kind);
     let norm = if options.mode == Mode::Paper { Norm::Guarded } else { Norm::Bare };
@@ -145,7 +152,17 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
         })?),
     };
     let shared_stages = if options.branch { depth.saturating_sub(2).max(1) } else { 0 };
-    Ok(Box::new(Mcl { options, tau, heads, head_params: scope.params(), bank, drawn: None, rule: task.rule, shared_stages, smoothing: task.label_smoothing }))
+    Ok(Box::new(Mcl {
+        options,
+        tau,
+        heads,
+        head_params: scope.params(),
+        bank,
+        drawn: None,
+        rule: task.rule,
+        shared_stages,
+        smoothing: task.label_smoothing,
+    }))
 }
 
 fn recall(mode: Mode) -> Recall {
@@ -195,7 +212,9 @@ impl Method for Mcl {
             (Some(bank), Some(drawn)) => contrast::mcl_memory(&embeds, &bank.recalled(drawn), self.tau, mimicry, recall(mode)),
             (Some(_), None) => return Err(Error::failed("mcl: losses were asked for before `prepare` drew contrast samples")),
         };
-        for (name, weight, value) in [("vcl", alpha, parts.vcl), ("icl", alpha, parts.icl), ("soft_vcl", beta, parts.soft_vcl), ("soft_icl", beta, parts.soft_icl)] {
+        for (name, weight, value) in
+            [("vcl", alpha, parts.vcl), ("icl", alpha, parts.icl), ("soft_vcl", beta, parts.soft_vcl), ("soft_icl", beta, parts.soft_icl)]
+        {
             terms.add(name, weight, value);
         }
         match self.options.logit {

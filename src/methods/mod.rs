@@ -29,8 +29,19 @@ use crate::params::{Named, Params};
 use crate::registry;
 
 /// Every method, in the order they are listed.
-pub const METHODS: &[MethodSpec] =
-    &[baseline::SPEC, dml::SPEC, one::SPEC, okddip::SPEC, afd::SPEC, kdcl::SPEC, pcl::SPEC, ffsd::SPEC, ckd_mkt::SPEC, mcl::SPEC, l_mcl::SPEC];
+pub const METHODS: &[MethodSpec] = &[
+    baseline::SPEC,
+    dml::SPEC,
+    one::SPEC,
+    okddip::SPEC,
+    afd::SPEC,
+    kdcl::SPEC,
+    pcl::SPEC,
+    ffsd::SPEC,
+    ckd_mkt::SPEC,
+    mcl::SPEC,
+    l_mcl::SPEC,
+];
 
 pub struct MethodSpec {
     pub name: &'static str,
@@ -241,7 +252,12 @@ fn read_options<T: DeserializeOwned>(mut table: toml::Table, presets: &[(&str, &
         let values = match (preset.as_str(), presets.iter().find(|p| preset.as_str() == Some(p.0))) {
             (Some("paper"), _) => "",
             (_, Some((_, values))) => values,
-            _ => return Err(Error::input(format!("[method] preset = {preset}; accepted: {}", known().map(|k| format!("\"{k}\"")).collect::<Vec<_>>().join(", ")))),
+            _ => {
+                return Err(Error::input(format!(
+                    "[method] preset = {preset}; accepted: {}",
+                    known().map(|k| format!("\"{k}\"")).collect::<Vec<_>>().join(", ")
+                )));
+            }
         };
         for (key, value) in values.parse::<toml::Table>().expect("a preset is valid TOML") {
             table.entry(key).or_insert(value);
@@ -262,7 +278,11 @@ fn rampup(epochs: usize) -> usize {
 
 /// Refuses a value that is not a number above 0.
 fn positive(key: &str, value: f64) -> Result<()> {
-    if value > 0.0 && value.is_finite() { Ok(()) } else { Err(Error::input(format!("[method] {key} = {value}; accepted: a number above 0"))) }
+    if value > 0.0 && value.is_finite() {
+        Ok(())
+    } else {
+        Err(Error::input(format!("[method] {key} = {value}; accepted: a number above 0")))
+    }
 }
 
 /// Refuses weights below 0.
@@ -275,14 +295,21 @@ fn weights(values: &[(&str, f64)]) -> Result<()> {
 
 /// Refuses cohorts that are too small.
 fn at_least(method: &str, count: usize, archs: &[&'static Arch], why: &str) -> Result<()> {
-    if archs.len() >= count { Ok(()) } else { Err(Error::input(format!("{method} needs {count} networks or more and [cohort] archs has {}: {why}", archs.len()))) }
+    if archs.len() >= count {
+        Ok(())
+    } else {
+        Err(Error::input(format!("{method} needs {count} networks or more and [cohort] archs has {}: {why}", archs.len())))
+    }
 }
 
 /// Refuses cohorts of different architectures.
 fn one_architecture(method: &str, archs: &[&'static Arch], why: &str) -> Result<()> {
     match archs.iter().find(|a| a.name != archs[0].name) {
         None => Ok(()),
-        Some(other) => Err(Error::input(format!("{method} needs networks of one architecture and [cohort] archs has {} and {}: {why}", archs[0].name, other.name))),
+        Some(other) => Err(Error::input(format!(
+            "{method} needs networks of one architecture and [cohort] archs has {} and {}: {why}",
+            archs[0].name, other.name
+        ))),
     }
 }
 
@@ -301,7 +328,14 @@ fn map_shapes(arch: &Arch) -> Vec<[i64; 3]> {
     let _guard = tch::no_grad_guard();
     let (net, _) = Network::build(arch, 1, 0, Device::Cpu, Kind::Float);
     let outs = net.forward(&Tensor::zeros([1, 3, arch.image_size, arch.image_size], (Kind::Float, Device::Cpu)), Pass::EVAL);
-    outs.maps.iter().chain([&outs.pre_pool]).map(|map| { let size = map.size(); [size[1], size[2], size[3]] }).collect()
+    outs.maps
+        .iter()
+        .chain([&outs.pre_pool])
+        .map(|map| {
+            let size = map.size();
+            [size[1], size[2], size[3]]
+        })
+        .collect()
 }
 
 /// L^task of the networks themselves, a row each. `labels` [B].

@@ -4,7 +4,9 @@
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-use super::{Clock, Group, Method, MethodSpec, Needs, Task, at_least, one_architecture, positive, rampup, read_options, resolved, task_rows, weights};
+use super::{
+    Clock, Group, Method, MethodSpec, Needs, Task, at_least, one_architecture, positive, rampup, read_options, resolved, task_rows, weights,
+};
 use crate::cohort::{Cohort, Peer};
 use crate::data::Batch;
 use crate::error::{Error, Result};
@@ -61,7 +63,12 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
     let rampup = *options.rampup.get_or_insert(rampup(task.epochs));
     positive("temperature", options.temperature)?;
     weights(&[("weight", options.weight)])?;
-    at_least("okddip", 3, task.archs, "the last one leads, and with a single peer to learn from its target would be that peer's own prediction")?;
+    at_least(
+        "okddip",
+        3,
+        task.archs,
+        "the last one leads, and with a single peer to learn from its target would be that peer's own prediction",
+    )?;
     let arch = task.archs[0];
     if options.branch {
         one_architecture("okddip", task.archs, "they are branches of one trunk; set method.branch=false for independent networks")?;
@@ -74,10 +81,20 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
         )));
     }
     let scope = Scope::root(rng::derive(task.seed, "okddip", 0), task.device, task.kind);
-    let projection = |name: &str| Linear::with_init(scope.sub(name), arch.dim, arch.dim / 8, Init::Uniform(1.0 / (arch.dim as f64).sqrt()), None);
+    let projection =
+        |name: &str| Linear::with_init(scope.sub(name), arch.dim, arch.dim / 8, Init::Uniform(1.0 / (arch.dim as f64).sqrt()), None);
     let (query, key) = (projection("query"), projection("key"));
     let shared_stages = if options.branch { arch.depth - 1 } else { 0 };
-    Ok(Box::new(Okddip { options, rampup, query, key, params: scope.params(), rule: task.rule, shared_stages, smoothing: task.label_smoothing }))
+    Ok(Box::new(Okddip {
+        options,
+        rampup,
+        query,
+        key,
+        params: scope.params(),
+        rule: task.rule,
+        shared_stages,
+        smoothing: task.label_smoothing,
+    }))
 }
 
 /// t_a, the target of each peer: its attention over all peers, itself included, applied to their logits. `queries`, `keys` [P, B, d],

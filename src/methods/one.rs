@@ -4,7 +4,10 @@
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-use super::{Clock, Group, Method, MethodSpec, Needs, Task, at_least, map_shapes, one_architecture, positive, read_options, resolved, task_rows, weights};
+use super::{
+    Clock, Group, Method, MethodSpec, Needs, Task, at_least, map_shapes, one_architecture, positive, read_options, resolved, task_rows,
+    weights,
+};
 use crate::cohort::Cohort;
 use crate::data::Batch;
 use crate::error::Result;

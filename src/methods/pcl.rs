@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use super::{
-    Batches, Clock, Group, Method, MethodSpec, Needs, Start, Stepped, Task, Views, at_least, one_architecture, positive, rampup, read_options, resolved, task_rows,
-    weights,
+    Batches, Clock, Group, Method, MethodSpec, Needs, Start, Stepped, Task, Views, at_least, one_architecture, positive, rampup,
+    read_options, resolved, task_rows, weights,
 };
 use crate::cohort::{Cohort, Peer};
 use crate::data::Batch;
@@ -75,14 +75,28 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
     }
     at_least("pcl", 2, task.archs, "a network learns from the mean teachers of its peers")?;
     if branch {
-        one_architecture("pcl with branch = true", task.archs, "they are branches of one trunk; set method.branch=false for independent networks")?;
+        one_architecture(
+            "pcl with branch = true",
+            task.archs,
+            "they are branches of one trunk; set method.branch=false for independent networks",
+        )?;
     }
     let shared_stages = if branch { task.archs[0].depth - 1 } else { 0 };
     let scope = Scope::root(rng::derive(task.seed, "pcl", 0), task.device, task.kind);
     let ensemble = Linear::new(scope.sub("ensemble"), task.archs.iter().map(|a| a.dim).sum(), task.classes);
     let teachers = Cohort::new(task.archs, task.classes, false, shared_stages, 1, task.device, task.kind, task.seed);
     let smoothing = task.label_smoothing;
-    Ok(Box::new(Pcl { options, rampup, ensemble, params: scope.params(), rule: task.rule, shared_stages, smoothing, teachers, targets: vec![] }))
+    Ok(Box::new(Pcl {
+        options,
+        rampup,
+        ensemble,
+        params: scope.params(),
+        rule: task.rule,
+        shared_stages,
+        smoothing,
+        teachers,
+        targets: vec![],
+    }))
 }
 
 /// phi of step g (from 0): the share of itself a mean teacher keeps. The first step makes it a copy.

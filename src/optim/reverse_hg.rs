@@ -93,7 +93,8 @@ fn run(theta: &Params, vars: &[Tensor], pi: &[Tensor], unroll: Unroll, objective
             buffers = theta.buffers.iter().map(|(_, t)| t.copy()).collect();
         }
         trail.push(vars.iter().map(Tensor::copy).collect());
-        let mut update: Vec<Tensor> = gradient.into_iter().zip(vars).map(|(g, v)| if weight_decay == 0.0 { g } else { g + v * weight_decay }).collect();
+        let mut update: Vec<Tensor> =
+            gradient.into_iter().zip(vars).map(|(g, v)| if weight_decay == 0.0 { g } else { g + v * weight_decay }).collect();
         if momentum != 0.0 {
             if let Some(old) = velocity {
                 update = old.into_iter().zip(update).map(|(v, g)| v * momentum + g).collect();
@@ -155,7 +156,15 @@ fn exact(k: usize, vars: &[Tensor], pi: &[Tensor], c: &[Tensor], for_theta: bool
 /// The gradients at theta_k + eps c and theta_k - eps c, whose difference is the product, for pi as for theta: the objective with its
 /// constants held is a function, so its mixed derivatives may be taken in either order.
 #[allow(clippy::too_many_arguments)]
-fn difference(k: usize, vars: &[Tensor], pi: &[Tensor], at: &[Tensor], c: &[Tensor], for_theta: bool, objective: &mut Objective) -> Result<Products> {
+fn difference(
+    k: usize,
+    vars: &[Tensor],
+    pi: &[Tensor],
+    at: &[Tensor],
+    c: &[Tensor],
+    for_theta: bool,
+    objective: &mut Objective,
+) -> Result<Products> {
     let length = |ts: &[Tensor]| Tensor::stack(&ts.iter().map(|t| t.norm()).collect::<Vec<_>>(), 0).norm().double_value(&[]);
     let (reach, size) = (REACH * length(at), length(c));
     if size == 0.0 {

@@ -54,7 +54,11 @@ impl Optimizer {
 
     /// One step on the variables this was made for, with gradients in the same order.
     pub fn step(&mut self, params: &Params, grads: &[Tensor], lr: f64) {
-        assert_eq!((params.vars.len(), grads.len()), (self.names.len(), self.names.len()), "an optimizer steps the variables it was made for");
+        assert_eq!(
+            (params.vars.len(), grads.len()),
+            (self.names.len(), self.names.len()),
+            "an optimizer steps the variables it was made for"
+        );
         let _guard = tch::no_grad_guard();
         let _ = self.steps.g_add_scalar_(1);
         match self.rule {

@@ -40,7 +40,8 @@ h.addEventListener('click',go);h.addEventListener('keydown',function(e){if(e.key
 
 pub fn page(report: &Report) -> String {
     let anchor = |i: usize| format!("s{i}");
-    let links: String = report.sections.iter().enumerate().map(|(i, s)| format!("<a href=\"#{}\">{}</a>", anchor(i), escape(&s.title))).collect();
+    let links: String =
+        report.sections.iter().enumerate().map(|(i, s)| format!("<a href=\"#{}\">{}</a>", anchor(i), escape(&s.title))).collect();
     let mut body = format!("<h1>{}</h1>\n<p class=\"about\">{}</p>\n<nav>{links}</nav>\n", escape(&report.title), escape(&report.about));
     for (i, section) in report.sections.iter().enumerate() {
         body += &format!("<section id=\"{}\">\n<h2>{}</h2>\n", anchor(i), escape(&section.title));
@@ -49,7 +50,10 @@ pub fn page(report: &Report) -> String {
                 Part::Text(text) => format!("<p>{}</p>\n", escape(text)),
                 Part::Table(t) => table(t),
                 Part::Figures(figures) => {
-                    let each: String = figures.iter().map(|f| format!("<figure>{}<figcaption>{}</figcaption></figure>\n", f.svg, escape(&f.caption))).collect();
+                    let each: String = figures
+                        .iter()
+                        .map(|f| format!("<figure>{}<figcaption>{}</figcaption></figure>\n", f.svg, escape(&f.caption)))
+                        .collect();
                     format!("<div class=\"figures{}\">\n{each}</div>\n", if figures.len() == 1 { " one" } else { "" })
                 }
                 Part::Code(text) => format!("<pre>{}</pre>\n", escape(text.trim_end())),
@@ -66,7 +70,12 @@ pub fn page(report: &Report) -> String {
 
 fn table(table: &Table) -> String {
     let class = |c: usize| if table.numeric(c) { " class=\"n\"" } else { "" };
-    let head: String = table.columns.iter().enumerate().map(|(c, name)| format!("<th scope=\"col\" tabindex=\"0\"{}>{}</th>", class(c), escape(name))).collect();
+    let head: String = table
+        .columns
+        .iter()
+        .enumerate()
+        .map(|(c, name)| format!("<th scope=\"col\" tabindex=\"0\"{}>{}</th>", class(c), escape(name)))
+        .collect();
     let mut rows = String::new();
     for (r, row) in table.rows.iter().enumerate() {
         rows += "<tr>";
@@ -77,7 +86,11 @@ fn table(table: &Table) -> String {
                 None => "",
             };
             let numeric = if table.numeric(c) { "n" } else { "" };
-            let classes = if numeric.is_empty() && mark.is_empty() { String::new() } else { format!(" class=\"{}\"", format!("{numeric}{mark}").trim()) };
+            let classes = if numeric.is_empty() && mark.is_empty() {
+                String::new()
+            } else {
+                format!(" class=\"{}\"", format!("{numeric}{mark}").trim())
+            };
             let value = cell.number().map_or(String::new(), |v| format!(" data-v=\"{v}\""));
             rows += &format!("<td{classes}{value}>{}</td>", escape(&cell.shown()));
         }

@@ -112,7 +112,9 @@ impl Report {
                         }
                         out += &table.markdown();
                     }
-                    Part::Figures(figures) => figures.iter().for_each(|f| out += &format!("![{}](figures/{}.svg)\n\n{}\n", f.caption, f.name, f.caption)),
+                    Part::Figures(figures) => {
+                        figures.iter().for_each(|f| out += &format!("![{}](figures/{}.svg)\n\n{}\n", f.caption, f.name, f.caption))
+                    }
                     Part::Code(text) => out += &format!("```\n{}\n```\n", text.trim_end()),
                 }
             }

@@ -82,7 +82,8 @@ impl Canvas {
             Anchor::Middle => "middle",
             Anchor::End => "end",
         };
-        let _ = writeln!(self.body, r#"<text x="{x:.1}" y="{y:.1}" font-size="{size}" text-anchor="{anchor}" {style}>{}</text>"#, escape(text));
+        let _ =
+            writeln!(self.body, r#"<text x="{x:.1}" y="{y:.1}" font-size="{size}" text-anchor="{anchor}" {style}>{}</text>"#, escape(text));
     }
 
     fn upright(&mut self, x: f64, y: f64, size: f64, text: &str) {
@@ -95,7 +96,11 @@ impl Canvas {
     }
 
     fn rect(&mut self, x: f64, y: f64, w: f64, h: f64, fill: &str, title: &str) {
-        let _ = writeln!(self.body, r#"<rect x="{x:.2}" y="{y:.2}" width="{w:.2}" height="{h:.2}" fill="{fill}"><title>{}</title></rect>"#, escape(title));
+        let _ = writeln!(
+            self.body,
+            r#"<rect x="{x:.2}" y="{y:.2}" width="{w:.2}" height="{h:.2}" fill="{fill}"><title>{}</title></rect>"#,
+            escape(title)
+        );
     }
 
     fn finish(self, label: &str) -> String {
@@ -154,8 +159,12 @@ impl Lines<'_> {
         let (width, left, right, top, plot) = (560.0, 62.0, 14.0, 34.0, 250.0);
         let finite = |v: &f64| v.is_finite();
         let xs: Vec<f64> = self.series.iter().flat_map(|s| s.points.iter().map(|p| p.0)).filter(finite).collect();
-        let ys: Vec<f64> =
-            self.series.iter().flat_map(|s| s.points.iter().map(|p| p.1).chain(s.band.iter().flat_map(|b| [b.0, b.1]))).filter(finite).collect();
+        let ys: Vec<f64> = self
+            .series
+            .iter()
+            .flat_map(|s| s.points.iter().map(|p| p.1).chain(s.band.iter().flat_map(|b| [b.0, b.1])))
+            .filter(finite)
+            .collect();
         let (x0, x1) = range(&xs, 0.0);
         let (y0, y1) = range(&ys, 0.05);
         let px = |x: f64| left + (x - x0) / (x1 - x0) * (width - left - right);
@@ -175,12 +184,21 @@ impl Lines<'_> {
         c.upright(14.0, top + plot / 2.0, 12.0, self.y);
         for (i, series) in self.series.iter().enumerate() {
             let colour = colour(i);
-            let known: Vec<(f64, f64, f64)> =
-                series.points.iter().zip(&series.band).filter(|(p, b)| p.0.is_finite() && b.0.is_finite() && b.1.is_finite()).map(|(p, b)| (p.0, b.0, b.1)).collect();
+            let known: Vec<(f64, f64, f64)> = series
+                .points
+                .iter()
+                .zip(&series.band)
+                .filter(|(p, b)| p.0.is_finite() && b.0.is_finite() && b.1.is_finite())
+                .map(|(p, b)| (p.0, b.0, b.1))
+                .collect();
             if known.len() > 1 {
                 let up = known.iter().map(|(x, _, high)| format!("{:.1} {:.1}", px(*x), py(*high)));
                 let down = known.iter().rev().map(|(x, low, _)| format!("{:.1} {:.1}", px(*x), py(*low)));
-                let _ = writeln!(c.body, r#"<path d="M{}Z" fill="{colour}" fill-opacity="0.15"/>"#, up.chain(down).collect::<Vec<_>>().join("L"));
+                let _ = writeln!(
+                    c.body,
+                    r#"<path d="M{}Z" fill="{colour}" fill-opacity="0.15"/>"#,
+                    up.chain(down).collect::<Vec<_>>().join("L")
+                );
             }
             let mut path = String::new();
             let mut pen = 'M';
@@ -260,14 +278,28 @@ impl Heat<'_> {
                 c.rect(x, y, cell, cell, &heat_colour(part), &title);
                 if cell >= 30.0 {
                     let ink = if part > 0.55 { "#ffffff" } else { "#1f2328" };
-                    c.styled(x + cell / 2.0, y + cell / 2.0 + 4.0, 11.0, Anchor::Middle, &format!("{value:.d$}", d = self.decimals), &format!("fill=\"{ink}\""));
+                    c.styled(
+                        x + cell / 2.0,
+                        y + cell / 2.0 + 4.0,
+                        11.0,
+                        Anchor::Middle,
+                        &format!("{value:.d$}", d = self.decimals),
+                        &format!("fill=\"{ink}\""),
+                    );
                 }
             }
         }
         if named {
             for (k, name) in self.columns.iter().enumerate() {
                 let (x, y) = (left + cell * (k as f64 + 0.5) + 4.0, top - 6.0);
-                c.styled(x, y, 11.0, Anchor::Start, &cut(name, 18), &format!(r##"class="ink" fill="#1f2328" transform="rotate(-90 {x:.1} {y:.1})""##));
+                c.styled(
+                    x,
+                    y,
+                    11.0,
+                    Anchor::Start,
+                    &cut(name, 18),
+                    &format!(r##"class="ink" fill="#1f2328" transform="rotate(-90 {x:.1} {y:.1})""##),
+                );
             }
         }
         c.text(left + cell * nc as f64 / 2.0, top + cell * nr as f64 + 20.0, 12.0, Anchor::Middle, self.x);
@@ -348,9 +380,17 @@ impl Points<'_> {
             self.panel(&mut c, panel, x, y, side);
         }
         for (k, name) in self.classes.iter().enumerate() {
-            let (x, y) = (gap + (k / legend_rows) as f64 * (width - 2.0 * gap) / legend_columns as f64, legend_top + (k % legend_rows) as f64 * 14.0 + 8.0);
+            let (x, y) = (
+                gap + (k / legend_rows) as f64 * (width - 2.0 * gap) / legend_columns as f64,
+                legend_top + (k % legend_rows) as f64 * 14.0 + 8.0,
+            );
             let (colour, shape) = marker(k, self.classes.len());
-            let _ = writeln!(c.body, r#"<path transform="translate({:.1} {:.1}) scale(2)" d="M0 0{shape}" fill="{colour}"/>"#, x + 5.0, y - 4.0);
+            let _ = writeln!(
+                c.body,
+                r#"<path transform="translate({:.1} {:.1}) scale(2)" d="M0 0{shape}" fill="{colour}"/>"#,
+                x + 5.0,
+                y - 4.0
+            );
             c.text(x + 14.0, y, 10.0, Anchor::Start, &cut(name, 22));
         }
         c.finish(self.title)
@@ -360,7 +400,10 @@ impl Points<'_> {
         c.text(x, y + 14.0, 12.5, Anchor::Start, &cut(&panel.title, 54));
         c.text(x, y + 30.0, 11.0, Anchor::Start, &panel.note);
         let top = y + 38.0;
-        let _ = writeln!(c.body, r##"<rect class="grid" x="{x:.1}" y="{top:.1}" width="{side}" height="{side}" fill="none" stroke="#d0d7de"/>"##);
+        let _ = writeln!(
+            c.body,
+            r##"<rect class="grid" x="{x:.1}" y="{top:.1}" width="{side}" height="{side}" fill="none" stroke="#d0d7de"/>"##
+        );
         // One scale for both axes: distances in a map mean the same in every direction.
         let (x0, x1) = range(&panel.points.iter().map(|p| p[0]).collect::<Vec<_>>(), 0.03);
         let (y0, y1) = range(&panel.points.iter().map(|p| p[1]).collect::<Vec<_>>(), 0.03);
@@ -375,7 +418,11 @@ impl Points<'_> {
                 let _ = write!(path, "M{px:.1} {py:.1}{shape}");
             }
             if !path.is_empty() {
-                let _ = writeln!(c.body, r#"<path d="{path}" fill="{colour}" fill-opacity="0.8"><title>{}</title></path>"#, escape(&self.classes[class]));
+                let _ = writeln!(
+                    c.body,
+                    r#"<path d="{path}" fill="{colour}" fill-opacity="0.8"><title>{}</title></path>"#,
+                    escape(&self.classes[class])
+                );
             }
         }
     }

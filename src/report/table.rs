@@ -13,9 +13,17 @@ pub enum Cell {
     /// Shown with this many decimals.
     Score(f64, usize),
     /// Mean and standard deviation of n values; shown with two decimals.
-    Spread { mean: f64, std: Option<f64>, n: usize },
+    Spread {
+        mean: f64,
+        std: Option<f64>,
+        n: usize,
+    },
     /// A measurement with its 95 % interval.
-    Interval { value: f64, low: f64, high: f64 },
+    Interval {
+        value: f64,
+        low: f64,
+        high: f64,
+    },
 }
 
 impl Cell {
@@ -116,10 +124,13 @@ impl Table {
 
     /// Aligned columns for a terminal.
     pub fn plain(&self) -> String {
-        let rows: Vec<Vec<String>> = std::iter::once(self.columns.clone()).chain(self.rows.iter().map(|r| r.iter().map(Cell::shown).collect())).collect();
+        let rows: Vec<Vec<String>> =
+            std::iter::once(self.columns.clone()).chain(self.rows.iter().map(|r| r.iter().map(Cell::shown).collect())).collect();
         let width = |c: usize| rows.iter().map(|r| r[c].chars().count()).max().unwrap_or(0);
         let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
-        let pad = |(c, text): (usize, &String)| if self.numeric(c) { format!("{text:>w$}", w = widths[c]) } else { format!("{text:<w$}", w = widths[c]) };
+        let pad = |(c, text): (usize, &String)| {
+            if self.numeric(c) { format!("{text:>w$}", w = widths[c]) } else { format!("{text:<w$}", w = widths[c]) }
+        };
         rows.iter().map(|r| format!("{}\n", r.iter().enumerate().map(pad).collect::<Vec<_>>().join("  ").trim_end())).collect()
     }
 
@@ -173,7 +184,10 @@ pub fn group(measurements: &[(Vec<String>, f64)]) -> Result<Vec<Group>> {
             GroupsIndicator::Slice([first, count]) => (first..first + count).collect(),
         };
         let first = rows[0] as usize;
-        let keys = names.iter().map(|n| Ok(frame.column(n)?.str()?.get(first).unwrap_or_default().to_string())).collect::<PolarsResult<Vec<_>>>()?;
+        let keys = names
+            .iter()
+            .map(|n| Ok(frame.column(n)?.str()?.get(first).unwrap_or_default().to_string()))
+            .collect::<PolarsResult<Vec<_>>>()?;
         let values = frame.column("value")?.f64()?.take(rows.as_slice())?;
         Ok(Group { keys, mean: values.mean().unwrap_or(f64::NAN), std: if rows.len() > 1 { values.std(1) } else { None }, n: rows.len() })
     };
@@ -186,11 +200,14 @@ mod tests {
 
     #[test]
     fn groups_have_mean_and_sample_deviation() {
-        let rows: Vec<(Vec<String>, f64)> = [("b", 1.0), ("a", 70.0), ("b", 2.0), ("b", 4.0)].iter().map(|(k, v)| (vec![k.to_string()], *v)).collect();
+        let rows: Vec<(Vec<String>, f64)> =
+            [("b", 1.0), ("a", 70.0), ("b", 2.0), ("b", 4.0)].iter().map(|(k, v)| (vec![k.to_string()], *v)).collect();
         let groups = group(&rows).unwrap();
         assert_eq!(groups[0].keys, ["b"]);
         // statistics.stdev([1, 2, 4]) = 1.5275252316519468
-        assert!((groups[0].mean - 7.0 / 3.0).abs() < 1e-12 && (groups[0].std.unwrap() - 1.5275252316519468).abs() < 1e-12 && groups[0].n == 3);
+        assert!(
+            (groups[0].mean - 7.0 / 3.0).abs() < 1e-12 && (groups[0].std.unwrap() - 1.5275252316519468).abs() < 1e-12 && groups[0].n == 3
+        );
         assert_eq!(groups[1], Group { keys: vec!["a".into()], mean: 70.0, std: None, n: 1 });
     }
 

@@ -160,7 +160,8 @@ impl fmt::Display for LoadReport {
             write!(f, "; unexpected {}", list(&self.unexpected))?;
         }
         if !self.misshapen.is_empty() {
-            let shapes: Vec<String> = self.misshapen.iter().map(|(n, file, net)| format!("{n}: {file:?} in the file, {net:?} in the network")).collect();
+            let shapes: Vec<String> =
+                self.misshapen.iter().map(|(n, file, net)| format!("{n}: {file:?} in the file, {net:?} in the network")).collect();
             write!(f, "; other shapes {}", list(&shapes))?;
         }
         if !self.classifier {
@@ -240,7 +241,11 @@ fn compare<'a>(params: &'a Params, weights: &'a Weights, arch: &Arch, options: &
     let matches = |naming: &Naming| params.all().filter(|(name, _)| file.contains_key(naming.of(name).as_str())).count();
     let mut namings: Vec<(usize, Naming)> = vec![];
     for prefix in prefixes {
-        let best = ways.map(|rows| Naming { prefix, rows }).into_iter().map(|naming| (matches(&naming), naming)).reduce(|a, b| if b.0 > a.0 { b } else { a });
+        let best = ways
+            .map(|rows| Naming { prefix, rows })
+            .into_iter()
+            .map(|naming| (matches(&naming), naming))
+            .reduce(|a, b| if b.0 > a.0 { b } else { a });
         namings.extend(best);
     }
     let most = namings.iter().map(|(n, _)| *n).max().expect("the empty prefix at least");
@@ -287,7 +292,8 @@ fn compare<'a>(params: &'a Params, weights: &'a Weights, arch: &Arch, options: &
         }
         report.wanted += 1;
     }
-    report.unexpected = file.keys().filter(|name| name.starts_with(naming.prefix) && !used.contains(*name)).map(|name| name.to_string()).collect();
+    report.unexpected =
+        file.keys().filter(|name| name.starts_with(naming.prefix) && !used.contains(*name)).map(|name| name.to_string()).collect();
     report.unexpected.sort();
     Ok((report, found))
 }

@@ -212,7 +212,8 @@ pub(super) fn write(path: &Path, tensors: &Named) -> Result<()> {
     let mut pending = Pending::create(path)?;
     let mut archive = zip::ZipWriter::new(BufWriter::new(pending.file()));
     // Stored and aligned as torch.save does, so that torch can map the file; a fixed time, so that the same weights give the same bytes.
-    let options = zip::write::FileOptions::default().compression_method(zip::CompressionMethod::Stored).last_modified_time(zip::DateTime::default());
+    let options =
+        zip::write::FileOptions::default().compression_method(zip::CompressionMethod::Stored).last_modified_time(zip::DateTime::default());
     let mut entry = |name: String, bytes: &[u8]| -> Result<()> {
         let options = options.large_file(bytes.len() > u32::MAX as usize);
         archive.start_file_aligned(format!("archive/{name}"), options, 64).map_err(failed)?;
@@ -257,7 +258,8 @@ fn pickled(tensors: &Named) -> Result<Vec<u8>> {
     out.push(b'(');
     for (key, (name, tensor)) in tensors.iter().enumerate() {
         let known = KINDS.iter().find(|(_, kind)| *kind == tensor.kind());
-        let (storage, _) = known.ok_or_else(|| Error::failed(format!("`{name}` is of type {:?}, which has no torch storage", tensor.kind())))?;
+        let (storage, _) =
+            known.ok_or_else(|| Error::failed(format!("`{name}` is of type {:?}, which has no torch storage", tensor.kind())))?;
         text(&mut out, name);
         out.extend(b"ctorch._utils\n_rebuild_tensor_v2\n((");
         text(&mut out, "storage");
@@ -268,7 +270,15 @@ fn pickled(tensors: &Named) -> Result<Vec<u8>> {
         out.extend(b"tQ");
         int(&mut out, 0);
         let size = tensor.size();
-        let mut stride: Vec<i64> = size.iter().rev().scan(1, |step, d| { let now = *step; *step *= d.max(&1); Some(now) }).collect();
+        let mut stride: Vec<i64> = size
+            .iter()
+            .rev()
+            .scan(1, |step, d| {
+                let now = *step;
+                *step *= d.max(&1);
+                Some(now)
+            })
+            .collect();
         stride.reverse();
         ints(&mut out, &size);
         ints(&mut out, &stride);

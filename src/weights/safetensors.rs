@@ -58,7 +58,10 @@ impl Reader {
         file.read_exact(&mut size).map_err(Error::open(path))?;
         let size = u64::from_le_bytes(size);
         if size > length - 8 {
-            return Err(Error::file(path, format!("no safetensors file, or cut short: {length} bytes, its header alone would have {size}")));
+            return Err(Error::file(
+                path,
+                format!("no safetensors file, or cut short: {length} bytes, its header alone would have {size}"),
+            ));
         }
         let mut header = vec![0; size as usize];
         file.read_exact(&mut header).map_err(Error::open(path))?;
@@ -86,7 +89,9 @@ impl Reader {
     pub fn kind(&self, name: &str) -> Result<Kind> {
         let info = self.header.info(name).ok_or_else(|| Error::file(&self.path, format!("holds no tensor `{name}`")))?;
         let known = KINDS.iter().find(|(dtype, _)| *dtype == info.dtype);
-        known.map(|(_, kind)| *kind).ok_or_else(|| Error::file(&self.path, format!("`{name}` is of type {}, which is not supported", info.dtype)))
+        known
+            .map(|(_, kind)| *kind)
+            .ok_or_else(|| Error::file(&self.path, format!("`{name}` is of type {}, which is not supported", info.dtype)))
     }
 
     pub fn tensor(&mut self, name: &str) -> Result<Tensor> {
@@ -133,8 +138,16 @@ struct Place {
 
 impl Writer {
     pub fn create(path: &Path, tensors: Vec<(String, Kind, Vec<i64>)>, texts: &Texts) -> Result<Writer> {
-        let mut tensors: Vec<Place> =
-            tensors.into_iter().map(|(name, kind, shape)| Place { name, kind, from: 0, bytes: shape.iter().product::<i64>() as u64 * kind.elt_size_in_bytes() as u64, shape }).collect();
+        let mut tensors: Vec<Place> = tensors
+            .into_iter()
+            .map(|(name, kind, shape)| Place {
+                name,
+                kind,
+                from: 0,
+                bytes: shape.iter().product::<i64>() as u64 * kind.elt_size_in_bytes() as u64,
+                shape,
+            })
+            .collect();
         // Widest type first, so that every tensor is aligned.
         tensors.sort_by(|a, b| (b.kind.elt_size_in_bytes(), &a.name).cmp(&(a.kind.elt_size_in_bytes(), &b.name)));
         let mut header = serde_json::Map::new();
@@ -145,8 +158,12 @@ impl Writer {
         for place in &mut tensors {
             (place.from, end) = (end, end + place.bytes);
             let known = KINDS.iter().find(|(_, kind)| *kind == place.kind);
-            let (dtype, _) = known.ok_or_else(|| Error::failed(format!("`{}` is of type {:?}, which safetensors cannot hold", place.name, place.kind)))?;
-            header.insert(place.name.clone(), serde_json::json!({"dtype": dtype.to_string(), "shape": place.shape, "data_offsets": [place.from, end]}));
+            let (dtype, _) = known
+                .ok_or_else(|| Error::failed(format!("`{}` is of type {:?}, which safetensors cannot hold", place.name, place.kind)))?;
+            header.insert(
+                place.name.clone(),
+                serde_json::json!({"dtype": dtype.to_string(), "shape": place.shape, "data_offsets": [place.from, end]}),
+            );
         }
         let mut header = serde_json::to_vec(&header).expect("names and numbers");
         header.resize(header.len().next_multiple_of(8), b' ');

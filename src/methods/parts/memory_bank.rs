@@ -57,7 +57,9 @@ impl MemoryBank {
         }
         if ground.recall == Recall::Paper {
             if let Some(class) = mates.iter().position(|m| m.len() == 1) {
-                return Err(Error::input(format!("class {class} has one training image: memory mining needs a positive beside the anchor, so two of each class")));
+                return Err(Error::input(format!(
+                    "class {class} has one training image: memory mining needs a positive beside the anchor, so two of each class"
+                )));
             }
         }
         let labels = ground.labels.to_vec();
@@ -68,7 +70,9 @@ impl MemoryBank {
     pub fn queue(ground: Ground, length: usize, batch: usize) -> Result<MemoryBank> {
         let classes = ground.labels.iter().max().map_or(0, |&c| c + 1);
         if length < batch.max(classes as usize) {
-            return Err(Error::input(format!("[method] queue_length = {length}: need at least the batch ({batch}) and the number of classes ({classes})")));
+            return Err(Error::input(format!(
+                "[method] queue_length = {length}: need at least the batch ({batch}) and the number of classes ({classes})"
+            )));
         }
         let labels = Tensor::from_slice(&(0..length as i64).map(|i| i % classes).collect::<Vec<_>>());
         MemoryBank::new(&ground, length, Slots::Queue { labels, next: Tensor::from(0i64) })
@@ -85,7 +89,10 @@ impl MemoryBank {
             let values: Vec<f32> = match ground.recall {
                 Recall::Paper => (0..count).map(|_| StandardNormal.sample(&mut rng)).collect(),
                 // Expected length 1, as the released code starts.
-                Recall::Released => { let bound = (3.0 / ground.dim as f32).sqrt(); (0..count).map(|_| rng.gen_range(-bound..bound)).collect() }
+                Recall::Released => {
+                    let bound = (3.0 / ground.dim as f32).sqrt();
+                    (0..count).map(|_| rng.gen_range(-bound..bound)).collect()
+                }
             };
             let table = Tensor::from_slice(&values).view([rows as i64, ground.dim]).to_kind(ground.kind);
             let table = if ground.recall == Recall::Paper { unit(&table) } else { table };
