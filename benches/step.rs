@@ -36,6 +36,9 @@ struct Args {
     /// plain: plain steps alone, with peak_mb; losses: also what heads, lambda, gates and terms take on given features
     #[arg(long)]
     only: Option<Only>,
+    /// Count CPU seconds instead of wall time: with --threads 1 they mean something on a busy machine, too
+    #[arg(long)]
+    cpu: bool,
     /// Given by cargo.
     #[arg(long, hide = true)]
     bench: bool,
@@ -92,14 +95,20 @@ fn median(mut seconds: Vec<f64>) -> f64 {
     seconds[seconds.len() / 2]
 }
 
+/// Seconds of a clock that only runs forward: wall, or CPU of this process.
+fn now(args: &Args) -> f64 {
+    thread_local!(static START: Instant = Instant::now());
+    if args.cpu { mcl::memory::cpu_seconds() } else { START.with(|start| start.elapsed().as_secs_f64()) }
+}
+
 /// Median seconds of `f` after one warm-up call.
-fn timed(iters: usize, mut f: impl FnMut() -> mcl::error::Result<()>) -> mcl::error::Result<f64> {
+fn timed(args: &Args, iters: usize, mut f: impl FnMut() -> mcl::error::Result<()>) -> mcl::error::Result<f64> {
     f()?;
     let mut seconds = vec![];
     for _ in 0..iters {
-        let start = Instant::now();
+        let start = now(args);
         f()?;
-        seconds.push(start.elapsed().as_secs_f64());
+        seconds.push(now(args) - start);
     }
     Ok(median(seconds))
 }
@@ -114,7 +123,7 @@ fn losses(args: &Args, engine: &mut Engine, batch: &Batch) -> mcl::error::Result
         .collect();
     let mut vars: Vec<Tensor> = outs.iter().flat_map(|o| o.feats.iter().chain(&o.logits).map(Tensor::shallow_clone)).collect();
     vars.extend(engine.groups.iter().flat_map(|(g, _)| g.params.tensors()));
-    timed(args.iters.max(10), || {
+    timed(args, args.iters.max(10), || {
         let terms = engine.method.losses(&outs, batch, clock(0, false))?;
         grads(&terms.total(), &vars, false);
         Ok(())
@@ -133,7 +142,7 @@ fn main() -> mcl::error::Result<()> {
     let round = |s: f64| (s * 1e4).round() / 1e4;
 
     let mut l_mcl = engine(&args, arch, "l_mcl", "hvp = \"exact\"")?;
-    let plain = timed(args.iters, || l_mcl.step(batch, clock(1, false), None).map(drop))?;
+    let plain = timed(&args, args.iters, || l_mcl.step(batch, clock(1, false), None).map(drop))?;
     line["plain_s"] = json!(round(plain));
     if args.only.is_some() {
         line["peak_mb"] = json!(mcl::memory::peak_mb());
@@ -147,16 +156,11 @@ fn main() -> mcl::error::Result<()> {
     }
     drop(l_mcl);
     let mut bare = engine(&args, arch, "baseline", "")?;
-    let baseline = timed(args.iters, || bare.step(batch, clock(1, false), None).map(drop))?;
+    let baseline = timed(&args, args.iters, || bare.step(batch, clock(1, false), None).map(drop))?;
     drop(bare);
     for hvp in ["exact", "difference"] {
         let mut engine = engine(&args, arch, "l_mcl", &format!("hvp = \"{hvp}\""))?;
-        let mut seconds = vec![];
-        for _ in 0..=args.meta_iters {
-            let report = engine.step(batch, clock(1, true), None)?;
-            seconds.push(report.meta_seconds.expect("batch 0 has a meta step"));
-        }
-        let meta = median(seconds.split_off(1));
+        let meta = timed(&args, args.meta_iters, || engine.step(batch, clock(1, true), None).map(drop))? - plain;
         line["meta_s"] = json!(round(meta));
         line["amortised_s"] = json!(round(plain + meta / EVERY));
         line["baseline_s"] = json!(round(baseline));

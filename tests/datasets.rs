@@ -348,12 +348,12 @@ fn synthetic(task: Task, size: usize, per_class: Option<usize>, seed: u64) -> Da
 fn synthetic_is_drawn_by_seed_at_any_size_in_two_tasks() {
     let [source, same, other] = [1, 1, 2].map(|seed| synthetic(Task::Source, 24, Some(4), seed));
     let transfer = synthetic(Task::Transfer, 48, Some(4), 1);
-    assert_eq!((source.classes.len(), transfer.classes.len()), (24, 12));
+    assert_eq!((source.classes.len(), transfer.classes.len()), (32, 16));
     assert!(transfer.classes.iter().all(|class| !source.classes.contains(class)));
-    assert_eq!((source.train.len(), source.test.len(), transfer.train.len()), (96, 24, 48));
-    assert!((0..96).all(|i| source.train.image(i).unwrap() == same.train.image(i).unwrap()));
-    assert!((0..96).all(|i| source.train.image(i).unwrap() != other.train.image(i).unwrap()));
-    assert!((0..24).all(|i| source.train.image(i).unwrap() != source.test.image(i).unwrap()));
+    assert_eq!((source.train.len(), source.test.len(), transfer.train.len()), (128, 32, 64));
+    assert!((0..128).all(|i| source.train.image(i).unwrap() == same.train.image(i).unwrap()));
+    assert!((0..128).all(|i| source.train.image(i).unwrap() != other.train.image(i).unwrap()));
+    assert!((0..32).all(|i| source.train.image(i).unwrap() != source.test.image(i).unwrap()));
     assert_eq!(transfer.train.image(0).unwrap().data.len(), 48 * 48 * 3);
     let refused = open("synthetic", None, &Options { size: Some(3), ..Options::default() }).err().unwrap();
     assert_eq!(refused.exit_code(), 2);

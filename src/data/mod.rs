@@ -71,7 +71,7 @@ pub struct Options {
     pub task: Task,
     /// Side of the images drawn by `synthetic` (32) or cropped from those of `imagenet` and `image_folder` (224).
     pub size: Option<usize>,
-    /// Training images a class of `synthetic`; it draws a quarter as many for its test split.
+    /// Training images a class of `synthetic`; it draws a third as many for its test split.
     pub per_class: Option<usize>,
     /// Draws `synthetic`, and the split of an `image_folder` that has none.
     pub seed: u64,

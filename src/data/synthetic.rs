@@ -15,7 +15,7 @@ use crate::rng::{self, Rng};
 
 pub const SPEC: DatasetSpec = DatasetSpec {
     name: "synthetic",
-    about: "drawn images, nothing to download: a source task (24 classes) and a transfer task (12 others)",
+    about: "drawn images, nothing to download: a source task (32 classes) and a transfer task (16 others)",
     open,
     compare: None,
     layouts: &[],
@@ -31,7 +31,9 @@ enum Shape {
     Triangle,
     Ring,
     Cross,
-    Bars,
+    Chevron,
+    Half,
+    Tee,
     Star,
     Crescent,
     Frame,
@@ -47,20 +49,24 @@ enum Texture {
     Rings,
     Grid,
     Waves,
+    Bricks,
 }
 
 /// (shapes, textures) of a task: every pair is a class.
 fn families(task: Task) -> (&'static [Shape], &'static [Texture]) {
     match task {
         Task::Source => (
-            &[Shape::Disc, Shape::Square, Shape::Triangle, Shape::Ring, Shape::Cross, Shape::Bars],
+            &[Shape::Disc, Shape::Square, Shape::Triangle, Shape::Ring, Shape::Cross, Shape::Chevron, Shape::Half, Shape::Tee],
             &[Texture::Plain, Texture::Stripes, Texture::Checks, Texture::Dots],
         ),
-        Task::Transfer => (&[Shape::Star, Shape::Crescent, Shape::Frame, Shape::Angle], &[Texture::Rings, Texture::Grid, Texture::Waves]),
+        Task::Transfer => {
+            (&[Shape::Star, Shape::Crescent, Shape::Frame, Shape::Angle], &[Texture::Rings, Texture::Grid, Texture::Waves, Texture::Bricks])
+        }
     }
 }
 
-const PER_CLASS: usize = 160;
+/// For training; a third as many for testing.
+const PER_CLASS: usize = 120;
 const SIDE: usize = 32;
 const SMALLEST: usize = 8;
 
@@ -88,7 +94,7 @@ fn open(request: &Request) -> Result<Dataset> {
     Ok(Dataset {
         name: request.spec.name,
         train: split(0, per_class),
-        test: split(1, (per_class / 4).max(1)),
+        test: split(1, (per_class / 3).max(1)),
         classes: pairs.iter().map(|(shape, texture)| format!("{name} {texture:?} {shape:?}").to_lowercase()).collect(),
         mean: [0.5; 3],
         std: [0.25; 3],
@@ -104,7 +110,7 @@ type Colour = [f32; 3];
 fn colours<const N: usize>(rng: &mut Rng) -> [Colour; N] {
     loop {
         let drawn: [Colour; N] = std::array::from_fn(|_| std::array::from_fn(|_| rng.r#gen()));
-        let apart = |a: &Colour, b: &Colour| (0..3).map(|c| (a[c] - b[c]).abs()).sum::<f32>() > 0.6;
+        let apart = |a: &Colour, b: &Colour| (0..3).map(|c| (a[c] - b[c]).abs()).sum::<f32>() > 1.1;
         if (0..N).all(|i| (0..i).all(|j| apart(&drawn[i], &drawn[j]))) {
             return drawn;
         }
@@ -113,18 +119,18 @@ fn colours<const N: usize>(rng: &mut Rng) -> [Colour; N] {
 
 fn paint(shape: Shape, texture: Texture, side: usize, rng: &mut Rng, out: &mut [u8]) {
     let [ink, paper, ground, clutter] = colours::<4>(rng);
-    let contrast = rng.gen_range(0.4f32..1.0);
-    let radius = rng.gen_range(0.24f32..0.38);
-    let (cx, cy) = (rng.gen_range(0.25f32..0.75), rng.gen_range(0.25f32..0.75));
-    let (tilt_sin, tilt_cos) = rng.gen_range(-0.35f32..0.35).sin_cos();
+    let contrast = rng.gen_range(0.8f32..1.0);
+    let radius = rng.gen_range(0.34f32..0.44);
+    let (cx, cy) = (rng.gen_range(0.4f32..0.6), rng.gen_range(0.4f32..0.6));
+    let (tilt_sin, tilt_cos) = rng.gen_range(-0.2f32..0.2).sin_cos();
     let (grain_sin, grain_cos) = rng.gen_range(0.0f32..PI).sin_cos();
-    let frequency = rng.gen_range(5.5f32..7.5); // waves over the side: a period of 4 to 6 pixels of 32
+    let frequency = rng.gen_range(5.0f32..6.0); // waves over the side: a period of 4 to 6 pixels of 32
     let (phase_u, phase_v): (f32, f32) = (rng.r#gen(), rng.r#gen());
     // The ground is grained like the shapes, so that no class stands out by how rough its image is.
     let (ground_sin, ground_cos) = rng.gen_range(0.0f32..PI).sin_cos();
     let ground_frequency = rng.gen_range(2.0f32..9.0);
-    let (ground_phase, depth) = (rng.r#gen::<f32>(), rng.gen_range(0.0f32..0.35));
-    let blobs: [[f32; 3]; 3] = std::array::from_fn(|_| [rng.r#gen(), rng.r#gen(), rng.gen_range(0.03f32..0.12)]);
+    let (ground_phase, depth) = (rng.r#gen::<f32>(), rng.gen_range(0.0f32..0.1));
+    let blobs: [[f32; 3]; 1] = std::array::from_fn(|_| [rng.r#gen(), rng.r#gen(), rng.gen_range(0.04f32..0.08)]);
     let noise = rng.gen_range(0.01f32..0.04);
 
     // Two by two samples a pixel soften the edges.
@@ -133,11 +139,11 @@ fn paint(shape: Shape, texture: Texture, side: usize, rng: &mut Rng, out: &mut [
         let mut sum = [0f32; 3];
         for (dy, dx) in SAMPLES.iter().flat_map(|&dy| SAMPLES.map(|dx| (dy, dx))) {
             let (x, y) = (((i % side) as f32 + dx) / side as f32, ((i / side) as f32 + dy) / side as f32);
-            let (px, py) = ((x - cx) / radius, (y - cy) / radius);
-            let colour = if shape.covers(px * tilt_cos + py * tilt_sin, py * tilt_cos - px * tilt_sin) {
-                let u = frequency * (px * radius * grain_cos + py * radius * grain_sin) + phase_u;
-                let v = frequency * (py * radius * grain_cos - px * radius * grain_sin) + phase_v;
-                if texture.inked(u, v, frequency * radius * radius_of(px, py) + phase_u) { ink } else { paper }
+            let (px, py) = (x - cx, y - cy);
+            let colour = if shape.covers((px * tilt_cos + py * tilt_sin) / radius, (py * tilt_cos - px * tilt_sin) / radius) {
+                let u = frequency * (px * grain_cos + py * grain_sin) + phase_u;
+                let v = frequency * (py * grain_cos - px * grain_sin) + phase_v;
+                if texture.inked(u, v, frequency * radius_of(px, py) + phase_u) { ink } else { paper }
             } else if blobs.iter().any(|[bx, by, r]| radius_of(x - bx, y - by) < *r) {
                 clutter
             } else {
@@ -164,7 +170,9 @@ impl Shape {
             Shape::Triangle => y < 0.65 && y > -0.95 + 1.75 * ax,
             Shape::Ring => (0.5..0.98).contains(&r),
             Shape::Cross => ax.max(ay) < 0.95 && ax.min(ay) < 0.32,
-            Shape::Bars => ax < 0.9 && (0.3..0.9).contains(&ay),
+            Shape::Chevron => ax < 0.95 && (y + 0.35 - 0.9 * ax).abs() < 0.38,
+            Shape::Half => r < 0.95 && y > -0.1,
+            Shape::Tee => ax < 0.9 && y.abs() < 0.9 && (y < -0.35 || ax < 0.28),
             Shape::Star => r < 0.62 + 0.36 * (5.0 * y.atan2(x)).cos(),
             Shape::Crescent => r < 0.95 && radius_of(x - 0.45, y) > 0.72,
             Shape::Frame => (0.45..0.88).contains(&ax.max(ay)),
@@ -184,6 +192,7 @@ impl Texture {
             Texture::Rings => wave(w) > 0.0,
             Texture::Grid => wave(u).max(wave(v)) > 0.5,
             Texture::Waves => wave(u + 0.25 * wave(0.5 * v)) > 0.0,
+            Texture::Bricks => wave(v) > 0.5 || wave(0.5 * u + 0.5 * (v + 0.5).floor()) > 0.6,
         }
     }
 }

@@ -114,7 +114,8 @@ pub fn features(subject: &Subject, split: &Split, transform: &Transform, cached:
     }
     let x = extract(&subject.net, split, transform, common.device)?;
     std::fs::create_dir_all(&folder).map_err(Error::io("cannot make", &folder))?;
-    let temporary = crate::files::temporary(&path);
+    // Its own name until it is whole: another process may be looking for it.
+    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
     Tensor::write_safetensors(&[("x", &x)], &temporary)
         .map_err(|e| Error::failed(format!("cannot write {}: {e}; --no-cache does without", temporary.display())))?;
     std::fs::rename(&temporary, &path).map_err(Error::io("cannot write", &path))?;

@@ -43,7 +43,7 @@ pub struct Args {
     /// Draws for each number of shots [default: the protocol's]
     #[arg(long)]
     pub tries: Option<i64>,
-    /// The paper's few-shot: pre-train on these parts of the training set, e.g. 0.25,0.5,0.75,1
+    /// The paper's few-shot: pre-train on these parts of the training set, e.g. 0.25,0.5,0.75,1; runs go to --out [runs/few-shot]
     #[arg(long, value_delimiter = ',', requires = "recipe", conflicts_with_all = ["shots", "tries", "runs", "weights"])]
     pub fractions: Vec<f64>,
     /// The recipe --fractions trains, e.g. protocols/pretrain/cifar100-wrn_40_2.toml
@@ -52,9 +52,6 @@ pub struct Args {
     /// The methods --fractions compares [default: the recipe's]
     #[arg(long, value_delimiter = ',', requires = "fractions")]
     pub methods: Vec<String>,
-    /// Where the runs of --fractions go
-    #[arg(long, default_value = "runs/few-shot", value_name = "DIR")]
-    pub out: PathBuf,
     /// few-shot or a TOML file
     #[arg(long, default_value = "few-shot")]
     pub protocol: String,
@@ -223,11 +220,12 @@ fn fractions(args: &Args, common: &Common) -> Result<()> {
             jobs.push((fraction, recipe_of(*method, fraction)?));
         }
     }
+    let folder = args.subjects.out.clone().unwrap_or_else(|| PathBuf::from("runs/few-shot"));
     let stop = AtomicBool::new(false);
     let mut records = vec![];
     let mut shown = Table::new("", &["method", "networks", "fraction", "training images", "top-1 (mean of networks)"]);
     for (fraction, recipe) in jobs {
-        let out = args.out.join(format!("{}-{}-seed{}", recipe.method_name(), fraction, recipe.train.seed));
+        let out = folder.join(format!("{}-{}-seed{}", recipe.method_name(), fraction, recipe.train.seed));
         let (method, archs) = (recipe.method_name().to_string(), recipe.cohort.archs.clone());
         common.say(format!("{method} on {fraction} of {}", recipe.data.name));
         // A run that is there already goes on from its last checkpoint, which may be its end; one of another recipe is refused.
@@ -255,11 +253,11 @@ fn fractions(args: &Args, common: &Common) -> Result<()> {
             Cell::Count(own[0].n_train as i64),
             Cell::Score(mean, 2),
         ]);
-        results::append(&args.out, &own)?;
+        results::append(&folder, &own)?;
         records.extend(own);
     }
     let figure = fraction_figure(&records);
-    let path = args.out.join(format!("{}.svg", figure.name));
+    let path = folder.join(format!("{}.svg", figure.name));
     files::write(&path, figure.svg.as_bytes())?;
     if common.json {
         common.print_json(&results::json(&records, common));
@@ -268,8 +266,8 @@ fn fractions(args: &Args, common: &Common) -> Result<()> {
         println!(
             "{}\n{} (`mcl-eval report --results {}` shows both)",
             path.display(),
-            args.out.join("results.csv").display(),
-            args.out.display()
+            folder.join("results.csv").display(),
+            folder.display()
         );
     }
     Ok(())

@@ -5,13 +5,14 @@ use std::str::FromStr;
 
 use clap::Args;
 use sha2::{Digest, Sha256};
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use super::Common;
+use super::target;
 use crate::error::{Error, Result};
 use crate::nets::{self, Arch, Network};
 use crate::params::Params;
-use crate::weights::{self, LoadOptions, Meta};
+use crate::weights::{self, Classifier, LoadOptions, Opened};
 
 /// The flags that name subjects.
 #[derive(Debug, Clone, Default, Args)]
@@ -34,9 +35,9 @@ pub struct SubjectArgs {
     /// Channel standard deviations, likewise
     #[arg(long, value_delimiter = ',', num_args = 1, requires = "weights", value_name = "R,G,B")]
     pub std: Vec<f64>,
-    /// Where results of --weights go
-    #[arg(long = "results", value_name = "DIR", default_value = "results")]
-    pub results: PathBuf,
+    /// Where results go [default: the run's folder, or results/ for --weights]
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +59,20 @@ impl FromStr for PeerChoice {
             }
         }
     }
+}
+
+/// What a network is fed with and answers, from its file, its run and the flags.
+#[derive(Debug, Clone)]
+pub struct Meta {
+    /// Empty where the file has no classifier.
+    pub classes: Vec<String>,
+    pub image_size: i64,
+    pub mean: [f64; 3],
+    pub std: [f64; 3],
+    /// What it was trained on.
+    pub dataset: Option<String>,
+    pub recipe: String,
+    pub epoch: Option<usize>,
 }
 
 /// A frozen network and what is known about it.
@@ -86,7 +101,7 @@ impl SubjectArgs {
         if self.weights.is_empty() {
             let latest = [PathBuf::from("runs/latest")];
             for run in if self.runs.is_empty() { &latest[..] } else { &self.runs } {
-                subjects.extend(open_run(run, self.peer, default, common)?);
+                subjects.extend(open_run(run, self, default, common)?);
             }
         }
         for file in &self.weights {
@@ -97,41 +112,47 @@ impl SubjectArgs {
     }
 
     fn open_file(&self, file: &Path, common: &Common) -> Result<Subject> {
-        let read = weights::read(file)?;
-        let arch_name = self.arch.clone().or(read.meta.as_ref().map(|m| m.arch.clone()));
-        let arch_name = arch_name.ok_or_else(|| {
-            Error::input(format!("{} does not say its architecture; add --arch NAME (`mcl-train list archs` names them)", file.display()))
-        })?;
-        let arch = nets::find(&arch_name)?;
-        let meta = match &read.meta {
-            Some(meta) if self.mean.is_empty() && self.std.is_empty() => meta.clone(),
-            stored => {
-                let [mean, std] =
-                    [("--mean", &self.mean, stored.as_ref().map(|m| m.mean)), ("--std", &self.std, stored.as_ref().map(|m| m.std))]
-                        .map(|(flag, given, stored)| three(flag, given, stored, file));
-                let rows = read
-                    .tensors
-                    .iter()
-                    .find(|(name, _)| name.ends_with(&format!("{}.weight", arch.classifier)))
-                    .map_or(0, |(_, t)| t.size()[0]);
-                let classes = stored.as_ref().map_or_else(|| (0..rows).map(|c| c.to_string()).collect(), |m| m.classes.clone());
-                Meta {
-                    arch: arch.name.into(),
-                    classes,
-                    image_size: stored.as_ref().map_or(arch.image_size, |m| m.image_size),
-                    mean: mean?,
-                    std: std?,
-                    interpolation: "bilinear".into(),
-                    run: String::new(),
-                    recipe: String::new(),
-                    peer: None,
-                    dataset: stored.as_ref().and_then(|m| m.dataset.clone()),
-                    epoch: None,
-                }
-            }
-        };
+        let arch = self.arch.as_deref().map(nets::find).transpose()?;
+        let opened = weights::open(file, arch, common.device, &options())?;
+        let stored = opened.meta.as_ref();
+        let mean = three("--mean", &self.mean, stored.map(|m| m.mean), file)?;
+        let std = three("--std", &self.std, stored.map(|m| m.std), file)?;
+        let meta = Meta { mean, std, ..meta(&opened, None) };
         let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        build(name, None, None, "".into(), arch, file, meta, &read, self.results.clone(), common)
+        let hash = hash(&opened.params);
+        let Opened { arch, net, params, .. } = opened;
+        Ok(Subject {
+            name,
+            run: None,
+            peer: None,
+            method: String::new(),
+            arch,
+            file: file.to_path_buf(),
+            meta,
+            net,
+            params,
+            hash,
+            out: self.out.clone().unwrap_or_else(|| PathBuf::from("results")),
+        })
+    }
+}
+
+/// Every tensor of the network must be in the file: a probe of a half-loaded network measures nothing. Features need no classifier.
+fn options() -> LoadOptions {
+    LoadOptions { classifier: Classifier::Optional, ..Default::default() }
+}
+
+fn meta(opened: &Opened, dataset: Option<String>) -> Meta {
+    let stored = opened.meta.as_ref();
+    let numbered = || (0..opened.classes.unwrap_or(0)).map(|c| c.to_string()).collect();
+    Meta {
+        classes: stored.filter(|_| opened.classes.is_some()).map_or_else(numbered, |m| m.classes.clone()),
+        image_size: stored.map_or(opened.arch.image_size, |m| m.image_size),
+        mean: stored.map_or([0.0; 3], |m| m.mean),
+        std: stored.map_or([1.0; 3], |m| m.std),
+        dataset: dataset.or_else(|| stored.and_then(|m| m.dataset.clone())),
+        epoch: stored.and_then(|m| m.epoch),
+        recipe: stored.map_or(String::new(), |m| m.recipe.clone()),
     }
 }
 
@@ -147,7 +168,7 @@ fn three(flag: &str, given: &[f64], stored: Option<[f64; 3]>, file: &Path) -> Re
     }
 }
 
-fn open_run(run: &Path, choice: Option<PeerChoice>, default: PeerChoice, common: &Common) -> Result<Vec<Subject>> {
+fn open_run(run: &Path, args: &SubjectArgs, default: PeerChoice, common: &Common) -> Result<Vec<Subject>> {
     if !run.is_dir() {
         let hint = if run == Path::new("runs/latest") {
             "train one (`mcl-train run ...`) or name it with --run"
@@ -166,7 +187,7 @@ fn open_run(run: &Path, choice: Option<PeerChoice>, default: PeerChoice, common:
         )));
     }
     let best = folder.join("best.safetensors");
-    let chosen: Vec<PathBuf> = match choice {
+    let chosen: Vec<PathBuf> = match args.peer {
         Some(PeerChoice::One(m)) => vec![files.get(m).cloned().ok_or_else(|| {
             Error::input(format!("--peer {m}: {} has {} networks, 0 to {}", run.display(), files.len(), files.len() - 1))
         })?],
@@ -180,40 +201,34 @@ fn open_run(run: &Path, choice: Option<PeerChoice>, default: PeerChoice, common:
         None if default == PeerChoice::Best && best.exists() => vec![best],
         _ => files,
     };
-    chosen.iter().map(|file| open_peer(run, file, common)).collect()
+    chosen.iter().map(|file| open_peer(run, file, args.out.as_deref().unwrap_or(run), common)).collect()
 }
 
-fn open_peer(run: &Path, file: &Path, common: &Common) -> Result<Subject> {
-    let read = weights::read(file)?;
-    let meta =
-        read.meta.clone().ok_or_else(|| Error::file(file, "has no metadata, so it is not a network of ours; use --weights and --arch"))?;
-    let arch = nets::find(&meta.arch)?;
-    let label =
-        run.canonicalize().ok().and_then(|p| p.file_name().map(|n| n.to_string_lossy().into_owned())).unwrap_or_else(|| meta.run.clone());
-    let name = meta.peer.map_or(label.clone(), |m| format!("{label}/peer-{m}"));
-    let method = super::target::run_method(run)?;
-    build(name, Some(run), meta.peer, method, arch, file, meta, &read, run.to_path_buf(), common)
-}
-
-#[allow(clippy::too_many_arguments)]
-fn build(
-    name: String,
-    run: Option<&Path>,
-    peer: Option<usize>,
-    method: String,
-    arch: &'static Arch,
-    file: &Path,
-    meta: Meta,
-    read: &weights::Weights,
-    out: PathBuf,
-    common: &Common,
-) -> Result<Subject> {
-    let classes = meta.classes.len().max(1) as i64;
-    let (net, params) = Network::build(arch, classes, 0, common.device, Kind::Float);
-    // Every tensor of the network must be there: a probe of a half-loaded network measures nothing.
-    weights::load_into(&params, read, arch, &LoadOptions::default()).map_err(|e| Error::file(file, e.to_string()))?;
-    let hash = hash(&params);
-    Ok(Subject { name, run: run.map(Path::to_path_buf), peer, method, arch, file: file.to_path_buf(), meta, net, params, hash, out })
+fn open_peer(run: &Path, file: &Path, out: &Path, common: &Common) -> Result<Subject> {
+    let opened = weights::open(file, None, common.device, &options())?;
+    // `best` is a link to the network it means.
+    let real = file.canonicalize().map_err(Error::open(file))?;
+    let peer = real.file_stem().and_then(|n| n.to_string_lossy().strip_prefix("peer-")?.parse().ok());
+    let full = run.canonicalize().map_err(Error::open(run))?;
+    let label = full.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let name = peer.map_or(label.clone(), |m: usize| format!("{label}/peer-{m}"));
+    let recipe = target::recipe(run)?;
+    let meta = meta(&opened, Some(recipe.dataset));
+    let hash = hash(&opened.params);
+    let Opened { arch, net, params, .. } = opened;
+    Ok(Subject {
+        name,
+        run: Some(run.to_path_buf()),
+        peer,
+        method: recipe.method,
+        arch,
+        file: real,
+        meta,
+        net,
+        params,
+        hash,
+        out: out.to_path_buf(),
+    })
 }
 
 /// Two runs of one name get their place in the list.

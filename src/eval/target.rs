@@ -41,11 +41,19 @@ impl Target {
     }
 }
 
-/// The method a run was trained with.
-pub fn run_method(run: &Path) -> Result<String> {
+/// What a run's recipe says that measurements need.
+pub struct RunRecipe {
+    pub method: String,
+    pub dataset: String,
+}
+
+pub fn recipe(run: &Path) -> Result<RunRecipe> {
     let path = run.join("recipe.toml");
     let text = std::fs::read_to_string(&path).map_err(Error::open(&path))?;
     let table: toml::Table = text.parse().map_err(|e: toml::de::Error| Error::file(&path, e.message()))?;
-    let name = table.get("method").and_then(|m| m.get("name")).and_then(|n| n.as_str());
-    name.map(String::from).ok_or_else(|| Error::file(&path, "names no method"))
+    let name = |section: &str| {
+        let found = table.get(section).and_then(|s| s.get("name")).and_then(|n| n.as_str());
+        found.map(String::from).ok_or_else(|| Error::file(&path, format!("[{section}] has no name")))
+    };
+    Ok(RunRecipe { method: name("method")?, dataset: name("data")? })
 }

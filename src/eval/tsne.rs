@@ -41,9 +41,6 @@ pub struct Args {
     /// Change a key of the protocol, e.g. --set perplexity=50 (may be repeated)
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
-    /// Where the figure goes [default: figures/ in the first subject's folder]
-    #[arg(long)]
-    pub out: Option<PathBuf>,
     /// Do not keep or use extracted features
     #[arg(long)]
     pub no_cache: bool,
@@ -216,7 +213,7 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
             });
         }
     }
-    let folder = args.out.clone().unwrap_or_else(|| subjects[0].out.join("figures"));
+    let folder = subjects[0].out.join("figures");
     let joined: Vec<&str> = subjects.iter().map(|s| s.name.as_str()).collect();
     let stem = format!("tsne-{}-{}", target.dataset.name, &files::sha256(format!("{joined:?}{}", protocol.hash()).as_bytes())[..8]);
     let title = format!("t-SNE of {} test images of {} (perplexity {})", rows.len(), target.dataset.name, p.perplexity);

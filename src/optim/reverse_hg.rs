@@ -53,7 +53,7 @@ pub struct Unroll {
 pub enum Held {
     /// Take them at the present theta and remember them for this step.
     Fresh,
-    /// Use those remembered for this step.
+    /// Use those remembered for this step. With `Hvp::Exact` these evaluations, and no others, are differentiated twice.
     Remembered,
 }
 
@@ -139,7 +139,7 @@ struct Products {
 }
 
 fn exact(k: usize, vars: &[Tensor], pi: &[Tensor], c: &[Tensor], for_theta: bool, objective: &mut Objective) -> Result<Products> {
-    let loss = objective(k, Held::Fresh)?;
+    let loss = objective(k, Held::Remembered)?;
     let raw = Tensor::run_backward(&[&loss], vars, true, true);
     // What the loss does not reach has no gradient to differentiate again.
     let dots: Vec<Tensor> = raw.iter().zip(c).filter(|(g, _)| g.defined() && g.requires_grad()).map(|(g, c)| (g * c).sum(None)).collect();

@@ -21,7 +21,7 @@ th[aria-sort=ascending]::after{content:" \25B2"}th[aria-sort=descending]::after{
 .n{text-align:right}td.best{font-weight:700}td.second{text-decoration:underline}
 .figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,430px),1fr));gap:16px;margin:12px 0}
 .figures.one{grid-template-columns:minmax(0,1fr)}
-figure{margin:0;border:1px solid var(--grid);border-radius:6px;padding:8px;min-width:0}figure svg{width:100%;height:auto;max-height:900px}
+figure{margin:0;border:1px solid var(--grid);border-radius:6px;padding:8px;min-width:0}figure{overflow-x:auto}figure svg{display:block;max-width:100%;height:auto}.figures.one svg{min-width:min(520px,150vw)}
 figcaption{color:var(--soft);font-size:.85rem;overflow-wrap:anywhere}
 svg .ink{fill:var(--ink)}svg .grid{stroke:var(--grid)}svg .ground{fill:none}
 pre{background:var(--card);border:1px solid var(--grid);border-radius:6px;padding:10px;overflow-x:auto;font-size:.8rem;white-space:pre-wrap;overflow-wrap:anywhere}

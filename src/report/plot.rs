@@ -176,7 +176,9 @@ impl Lines<'_> {
             c.line(left, py(y), width - right, py(y));
             c.text(left - 6.0, py(y) + 4.0, 11.0, Anchor::End, &label(y));
         }
-        for x in ticks(x0, x1, 7) {
+        // Epochs are whole: no tick between them.
+        let whole = xs.iter().all(|x| x.fract() == 0.0);
+        for x in ticks(x0, x1, 7).into_iter().filter(|x| !whole || x.fract() == 0.0) {
             c.line(px(x), top + plot, px(x), top + plot + 4.0);
             c.text(px(x), top + plot + 17.0, 11.0, Anchor::Middle, &label(x));
         }
