@@ -2,6 +2,7 @@
 
 pub mod checkpoint;
 pub mod cohort;
+pub mod compare;
 pub mod data;
 pub mod device;
 pub mod error;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::{Deserialize, Serialize};
 use tch::{Device, Kind};
 
 use crate::checkpoint::{Best, Checkpoints, Extra, Progress};
@@ -23,6 +24,8 @@ use crate::step::{Engine, StepReport};
 use crate::tensorboard::EventWriter;
 use crate::weights::{self, LoadOptions, Meta};
 
+/// The file in a run folder that says how a finished run came out.
+pub const SUMMARY: &str = "summary.json";
 /// Images per forward pass of an evaluation.
 const EVAL_BATCH: usize = 250;
 /// How often a plain line is printed where there is no terminal.
@@ -45,7 +48,8 @@ pub struct Job<'a> {
     pub stop: &'a AtomicBool,
 }
 
-/// How a finished run came out.
+/// How a finished run came out; written to the run folder as summary.json.
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Summary {
     pub out: PathBuf,
     pub networks: Vec<NetworkSummary>,
@@ -55,10 +59,15 @@ pub struct Summary {
     pub epochs: usize,
     pub steps: usize,
     pub seconds: f64,
+    /// Of the steps alone, meta steps included.
+    pub seconds_per_step: f64,
+    /// The most memory the process held, in MB; 0 where the system does not say.
+    pub peak_mb: f64,
     pub shipped: Vec<PathBuf>,
 }
 
 /// Test accuracy of one network, measured three ways (percent).
+#[derive(Debug, Serialize, Deserialize)]
 pub struct NetworkSummary {
     pub arch: String,
     pub last: f64,
@@ -544,6 +553,8 @@ impl<'a> Trainer<'a> {
             files::point(&to.join("best.safetensors"), &peer_file(best.peer))?;
         }
         let summary = self.summary(shipped);
+        let text = serde_json::to_string_pretty(&summary).expect("plain values serialise");
+        files::write(&self.folder.join(SUMMARY), text.as_bytes())?;
         self.folder.log(&format!("finished: {} steps", self.progress.step))?;
         Ok(summary)
     }
@@ -573,6 +584,8 @@ impl<'a> Trainer<'a> {
             epochs: self.progress.rows.len(),
             steps: self.progress.step,
             seconds: self.before + self.started.elapsed().as_secs_f64(),
+            seconds_per_step: rows.iter().map(|row| value(row, "seconds.step_and_meta")).sum::<f64>() / rows.len() as f64,
+            peak_mb: rows.iter().map(|row| value(row, "peak_mb")).fold(0.0, f64::max),
             shipped,
         }
     }

@@ -46,6 +46,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "weights",
         ],
     ),
+    ("compare", &["error", "files", "methods", "nets", "optim", "recipe", "report", "train"]),
     ("eval", &["*"]),
 ];
 

@@ -1,6 +1,8 @@
 //! Every registered method through the trainer, on noisy images of ten colours with ResNet-8: it learns, resumes to the bit, ships
 //! plain networks.
 
+mod support;
+
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
@@ -12,30 +14,8 @@ use mcl::nets::{self, Network};
 use mcl::recipe::Recipe;
 use mcl::train::{self, Job, Summary};
 use mcl::weights::{self, LoadOptions};
-use rand::{Rng, SeedableRng};
+use support::write_colours;
 use tch::{Device, Kind};
-
-/// 32 noisy images of each of ten colours for training and 10 for testing, in CIFAR-10's binary format.
-fn write_colours(folder: &Path) {
-    let home = folder.join("cifar-10-batches-bin");
-    std::fs::create_dir_all(&home).unwrap();
-    let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(1);
-    let mut record = |class: u8| {
-        let turn = class as f64 / 10.0 * std::f64::consts::TAU;
-        let plane = |shift: f64| 128.0 + 60.0 * (turn + shift).cos();
-        let mut bytes = vec![class];
-        for base in [0.0, 2.1, 4.2].map(plane) {
-            bytes.extend((0..32 * 32).map(|_| (base + rng.gen_range(-50.0..50.0)) as u8));
-        }
-        bytes
-    };
-    for i in 1..=5 {
-        let images: Vec<u8> = (0..64).flat_map(|j| record(((i * 64 + j) % 10) as u8)).collect();
-        std::fs::write(home.join(format!("data_batch_{i}.bin")), images).unwrap();
-    }
-    std::fs::write(home.join("test_batch.bin"), (0..100).flat_map(|j| record((j % 10) as u8)).collect::<Vec<u8>>()).unwrap();
-    std::fs::write(home.join("batches.meta.txt"), (0..10).map(|c| format!("colour{c}\n")).collect::<String>()).unwrap();
-}
 
 fn recipe(method: &str, count: usize, options: &str) -> Recipe {
     let names: Vec<&str> = METHODS.iter().map(|m| m.name).collect();
@@ -63,12 +43,7 @@ fn run(recipe: &Recipe, data: &Path, out: &Path, stop: bool) -> mcl::error::Resu
     })
 }
 
-/// The method's tables of sizes: okddip needs three.
-fn sizes(method: &str) -> &'static [usize] {
-    if method == "okddip" { &[3] } else { &[2, 3] }
-}
-
-fn learns_resumes_and_ships(method: &str, count: usize) {
+fn learns_and_ships(method: &str, count: usize, resumed: bool) {
     let options = if method == "l_mcl" { "meta_every = 20\nhvp = \"difference\"" } else { "" };
     let recipe = recipe(method, count, options);
     let folder = tempfile::tempdir().unwrap();
@@ -82,13 +57,15 @@ fn learns_resumes_and_ships(method: &str, count: usize) {
     assert_eq!(summary.epochs, if method == "ckd_mkt" { 4 } else { 2 });
     assert_eq!(summary.networks.len(), if method == "ffsd" { 1 } else { count }, "{method}: networks shipped");
 
-    // Stopped after the first step, three times: each sitting goes on where the last one was.
-    for _ in 0..3 {
-        assert!(matches!(run(&recipe, data, &broken, true), Err(Error::Interrupted(_))));
+    if resumed {
+        // Stopped after its first step, twice: each sitting goes on where the last one was.
+        for _ in 0..2 {
+            assert!(matches!(run(&recipe, data, &broken, true), Err(Error::Interrupted(_))));
+        }
+        run(&recipe, data, &broken, false).unwrap();
+        let state = |run: &Path| std::fs::read(run.join("checkpoints/last/state.safetensors")).unwrap();
+        assert!(state(&whole) == state(&broken), "{method} x {count}: a resumed run ends elsewhere");
     }
-    run(&recipe, data, &broken, false).unwrap();
-    let state = |run: &Path| std::fs::read(run.join("checkpoints/last/state.safetensors")).unwrap();
-    assert!(state(&whole) == state(&broken), "{method} x {count}: a resumed run ends elsewhere");
 
     // What ships is the plain architecture, and it answers as it did when it was measured.
     let dataset = mcl::data::open("cifar10", Some(data), &mcl::data::Options::default()).unwrap().resized(16).unwrap();
@@ -113,13 +90,17 @@ fn learns_resumes_and_ships(method: &str, count: usize) {
     );
 }
 
+/// The smallest cohort each allows.
 #[test]
 fn every_method_learns_resumes_and_ships() {
     for spec in METHODS {
-        for &count in sizes(spec.name) {
-            let began = std::time::Instant::now();
-            learns_resumes_and_ships(spec.name, count);
-            eprintln!("{} x {count}: {:.1} s", spec.name, began.elapsed().as_secs_f64());
-        }
+        learns_and_ships(spec.name, if spec.name == "okddip" { 3 } else { 2 }, true);
+    }
+}
+
+#[test]
+fn every_method_takes_three_networks() {
+    for spec in METHODS.iter().filter(|m| m.name != "okddip") {
+        learns_and_ships(spec.name, 3, false);
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use mcl::compare::{self, Comparison};
 use mcl::device::{self, DeviceChoice};
 use mcl::error::{Error, Result};
 use mcl::recipe::Recipe;
@@ -27,6 +28,8 @@ struct Cli {
 enum Command {
     /// Pre-train a cohort from a recipe
     Run(RunArgs),
+    /// Run several methods and seeds of one recipe, one after another, and print one table
+    Compare(CompareArgs),
     /// List what can be named in a recipe
     List {
         #[arg(value_enum)]
@@ -75,6 +78,36 @@ struct RunArgs {
     quiet: bool,
 }
 
+#[derive(Args)]
+struct CompareArgs {
+    /// Recipe file; its [method.NAME] tables count for each method in turn
+    protocol: PathBuf,
+    /// Methods, with commas between them, e.g. baseline,dml,l_mcl
+    #[arg(long, value_delimiter = ',', required = true)]
+    methods: Vec<String>,
+    /// How many seeds: the recipe's and those after it
+    #[arg(long, default_value_t = 1)]
+    seeds: usize,
+    /// Folder of all runs; given again, finished runs are skipped and unfinished ones go on [default: runs/compare-PROTOCOL]
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Where datasets are looked for first (then $MCL_DATA, then ./data)
+    #[arg(long)]
+    data: Option<PathBuf>,
+    /// auto, cpu or cuda:N
+    #[arg(long, default_value = "auto")]
+    device: String,
+    /// libtorch's intra-op threads; 0 means one per core
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+    /// Override a recipe key for all runs, e.g. --set train.epochs=3 (may be repeated)
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    sets: Vec<String>,
+    /// Print nothing but errors, which run is under way, and the table
+    #[arg(long)]
+    quiet: bool,
+}
+
 fn main() -> ExitCode {
     mcl::memory::keep_large_blocks();
     match act(Cli::parse()) {
@@ -89,6 +122,7 @@ fn main() -> ExitCode {
 fn act(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Run(args) => run(args),
+        Command::Compare(args) => compare(args),
         Command::List { what } => {
             print!(
                 "{}",
@@ -129,6 +163,35 @@ fn run(args: RunArgs) -> Result<()> {
     };
     print_summary(&train::run(job)?);
     Ok(())
+}
+
+fn compare(args: CompareArgs) -> Result<()> {
+    let stop = Arc::new(AtomicBool::new(false));
+    watch_signals(&stop)?;
+    let stem = args.protocol.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let out = args.out.unwrap_or_else(|| PathBuf::from("runs").join(format!("compare-{stem}")));
+    let mut flags = vec!["--device".to_string(), args.device, "--threads".into(), args.threads.to_string()];
+    if let Some(data) = args.data {
+        flags.extend(["--data".to_string(), data.display().to_string()]);
+    }
+    if args.quiet {
+        flags.push("--quiet".into());
+    }
+    let program = std::env::current_exe().map_err(|e| Error::failed(format!("cannot find the running program: {e}")))?;
+    let comparison = Comparison {
+        protocol: &args.protocol,
+        methods: &args.methods,
+        seeds: args.seeds,
+        out: &out,
+        sets: &args.sets,
+        program: &program,
+        flags: &flags,
+        stop: &stop,
+    };
+    let (table, failed) = compare::run(&comparison)?;
+    println!("\nTest top-1 (%), mean ± standard deviation over seeds; also in {}\n", out.join("comparison.md").display());
+    print!("{}", table.plain());
+    if failed.is_empty() { Ok(()) } else { Err(Error::failed(format!("failed: {}", failed.join("; ")))) }
 }
 
 /// Ctrl-C, SIGTERM and SIGUSR1 (Slurm's warning) ask for a stop at the next step; a second Ctrl-C ends at once with 130.

@@ -12,7 +12,7 @@ use super::results::{self, Record};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::report::plot::{Heat, Lines, Series};
-use crate::report::{Cell, Figure, Report, Section, Table, table};
+use crate::report::{Cell, Figure, Report, Section, Table, paper, table};
 
 pub const ABOUT: &str = "Gather runs and results into one report (Markdown, CSV, one HTML file)";
 
@@ -278,57 +278,13 @@ fn pretraining(runs: &[Run]) -> Section {
     section
 }
 
-/// The paper's tables, compiled in.
-const PAPER: &[&str] = &[
-    include_str!("../../protocols/paper/cifar100-same.csv"),
-    include_str!("../../protocols/paper/cifar100-different.csv"),
-    include_str!("../../protocols/paper/cifar100-three.csv"),
-    include_str!("../../protocols/paper/imagenet-same.csv"),
-    include_str!("../../protocols/paper/imagenet-different.csv"),
-    include_str!("../../protocols/paper/imagenet-swin.csv"),
-    include_str!("../../protocols/paper/transfer-linear.csv"),
-];
-
-/// A row of the paper's tables.
-struct Printed {
-    table: String,
-    dataset: String,
-    network: String,
-    peer: Option<usize>,
-    method: String,
-    value: f64,
-    std: Option<f64>,
-}
-
-fn printed() -> Result<Vec<Printed>> {
-    let mut rows = vec![];
-    for text in PAPER {
-        for row in csv::Reader::from_reader(text.as_bytes()).records() {
-            let row = row.map_err(|e| Error::failed(format!("the paper's tables: {e}")))?;
-            if &row[5] == "top1" && !row[4].is_empty() {
-                let number = |text: &str| text.parse().map_err(|_| Error::failed(format!("the paper's tables: `{text}` is no number")));
-                rows.push(Printed {
-                    table: row[0].into(),
-                    dataset: row[1].into(),
-                    network: row[2].into(),
-                    peer: row[3].parse().ok(),
-                    method: row[4].into(),
-                    value: number(&row[6])?,
-                    std: if row[7].is_empty() { None } else { Some(number(&row[7])?) },
-                });
-            }
-        }
-    }
-    Ok(rows)
-}
-
 /// Our numbers in the paper's layout: networks down, methods across, the paper's beside ours and the gap.
 fn against_paper(runs: &[Run], records: &[&Record]) -> Result<Section> {
-    let paper = printed()?;
+    let paper = paper::printed()?;
     // (table, dataset, network with its peer, method) -> our values.
     let mut ours: Vec<(Vec<String>, f64)> = vec![];
     for run in runs {
-        let Some(name) = table_of(run) else { continue };
+        let Some(name) = paper::table_of(&run.dataset, &run.archs) else { continue };
         let same = run.archs.windows(2).all(|w| w[0] == w[1]);
         for (m, arch) in run.archs.iter().enumerate() {
             let network = if same { arch.clone() } else { format!("{arch} (net {})", m + 1) };
@@ -367,7 +323,7 @@ fn against_paper(runs: &[Run], records: &[&Record]) -> Result<Section> {
                 Cell::text(network),
                 Cell::text(method),
                 group.cell(),
-                row.map_or(Cell::Empty, |p| Cell::text(p.std.map_or(format!("{:.2}", p.value), |s| format!("{:.2} ± {s:.2}", p.value)))),
+                row.map_or(Cell::Empty, |p| Cell::text(p.shown())),
                 Cell::score(row.map(|p| group.mean - p.value)),
             ]);
         }
@@ -377,18 +333,6 @@ fn against_paper(runs: &[Run], records: &[&Record]) -> Result<Section> {
         section.text("Ours: the last epoch, mean ± standard deviation over networks and seeds of a setting. The paper trains 300 epochs on CIFAR-100 and says neither which epoch nor which network its numbers are of; short runs are not expected to reach them.");
     }
     Ok(section)
-}
-
-/// The paper's table a run belongs to, by its dataset and cohort.
-fn table_of(run: &Run) -> Option<String> {
-    let same = run.archs.windows(2).all(|w| w[0] == w[1]);
-    match (run.dataset.as_str(), run.archs.len(), same) {
-        (data @ ("cifar100" | "imagenet"), 1 | 2, true) if run.archs[0].starts_with("swin") => Some(format!("{data}-swin")),
-        (data @ ("cifar100" | "imagenet"), 1 | 2, true) => Some(format!("{data}-same")),
-        ("cifar100", 3, true) => Some("cifar100-three".into()),
-        (data @ ("cifar100" | "imagenet"), 2, false) => Some(format!("{data}-different:{}", run.archs.join("+"))),
-        _ => None,
-    }
 }
 
 /// Everything measured by `mcl-eval`, seeds grouped.

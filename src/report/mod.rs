@@ -1,6 +1,7 @@
 //! Reports: tables and figures gathered under titles, written as Markdown, CSV and one self-contained HTML file.
 
 pub mod html;
+pub mod paper;
 pub mod plot;
 pub mod table;
 

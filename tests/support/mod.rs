@@ -4,6 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use rand::{Rng, SeedableRng};
+
 pub const TRAIN: &str = env!("CARGO_BIN_EXE_mcl-train");
 pub const EVAL: &str = env!("CARGO_BIN_EXE_mcl-eval");
 
@@ -51,4 +53,26 @@ pub fn assert_refused(output: &Output, code: i32, parts: &[&str]) {
     for part in parts {
         assert!(last.contains(part), "`{part}` is not in: {message}");
     }
+}
+
+/// 32 noisy images of each of ten colours for training and 10 for testing, in CIFAR-10's binary format.
+pub fn write_colours(folder: &Path) {
+    let home = folder.join("cifar-10-batches-bin");
+    std::fs::create_dir_all(&home).unwrap();
+    let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(1);
+    let mut record = |class: u8| {
+        let turn = class as f64 / 10.0 * std::f64::consts::TAU;
+        let plane = |shift: f64| 128.0 + 60.0 * (turn + shift).cos();
+        let mut bytes = vec![class];
+        for base in [0.0, 2.1, 4.2].map(plane) {
+            bytes.extend((0..32 * 32).map(|_| (base + rng.gen_range(-50.0..50.0)) as u8));
+        }
+        bytes
+    };
+    for i in 1..=5 {
+        let images: Vec<u8> = (0..64).flat_map(|j| record(((i * 64 + j) % 10) as u8)).collect();
+        std::fs::write(home.join(format!("data_batch_{i}.bin")), images).unwrap();
+    }
+    std::fs::write(home.join("test_batch.bin"), (0..100).flat_map(|j| record((j % 10) as u8)).collect::<Vec<u8>>()).unwrap();
+    std::fs::write(home.join("batches.meta.txt"), (0..10).map(|c| format!("colour{c}\n")).collect::<String>()).unwrap();
 }

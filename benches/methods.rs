@@ -1,0 +1,155 @@
+//! What a step of each method costs beside its parts timed alone: forward and backward of the networks (or trunk and branches) it
+//! needs, a second backward where it takes two gradients, forwards of its teachers. Random images, no data loading; the fastest of
+//! several rounds, in which all are timed in turn.
+//!
+//!     cargo bench --bench methods -- [--arch resnet32] [--batch 64] [--threads 2] [--rounds 5] [--method NAME]
+
+use std::time::Instant;
+
+use clap::Parser;
+use mcl::cohort::Cohort;
+use mcl::data::Batch;
+use mcl::methods::{self, Clock, METHODS, Task, Views};
+use mcl::nets;
+use mcl::nets::layers::Mode;
+use mcl::optim::{Rule, grads, grads_keeping_graph};
+use mcl::step::Engine;
+use tch::{Device, Kind, Tensor};
+
+#[derive(Parser)]
+struct Args {
+    #[arg(long, default_value = "resnet32")]
+    arch: String,
+    #[arg(long, default_value_t = 64)]
+    batch: usize,
+    #[arg(long, default_value_t = 2)]
+    threads: i32,
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// This one alone
+    #[arg(long)]
+    method: Option<String>,
+    /// Given by cargo.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+const RULE: Rule = Rule::Sgd { momentum: 0.9, weight_decay: 5e-4, nesterov: true };
+const CLASSES: i64 = 100;
+
+/// What a method asks for beside one forward and one backward pass of its cohort.
+#[derive(Clone, Copy, PartialEq)]
+enum Besides {
+    Nothing,
+    SecondBackward,
+    /// Teachers' forward passes, in this mode.
+    Teachers(Mode),
+}
+
+fn besides(method: &str) -> Besides {
+    match method {
+        "afd" => Besides::SecondBackward,
+        "pcl" => Besides::Teachers(Mode::Train),
+        "ckd_mkt" => Besides::Teachers(Mode::Eval),
+        _ => Besides::Nothing,
+    }
+}
+
+struct Trial {
+    name: &'static str,
+    engine: Engine,
+    /// Networks like the method's own, for the parts and the teachers.
+    parts: Cohort,
+    teachers: Cohort,
+    step: f64,
+    alone: f64,
+}
+
+fn trial(name: &'static str, args: &Args) -> mcl::error::Result<Trial> {
+    let archs = vec![nets::find(&args.arch)?; if name == "okddip" { 3 } else { 2 }];
+    let labels: Vec<i64> = (0..2 * CLASSES).map(|i| i % CLASSES).collect();
+    let task = Task {
+        archs: &archs,
+        classes: CLASSES,
+        train_labels: &labels,
+        batch: args.batch,
+        rule: RULE,
+        label_smoothing: 0.0,
+        holdout: 20,
+        epochs: 300,
+        device: Device::Cpu,
+        kind: Kind::Float,
+        seed: 0,
+    };
+    let method = (methods::find(name)?.build)(&task, toml::Table::new())?;
+    let needs = method.needs();
+    let cohort = || Cohort::new(&needs.archs(&archs), CLASSES, needs.branches, needs.shared_stages, 1, Device::Cpu, Kind::Float, 0);
+    Ok(Trial {
+        name,
+        engine: Engine::new(cohort(), method, RULE),
+        parts: cohort(),
+        teachers: cohort(),
+        step: f64::INFINITY,
+        alone: f64::INFINITY,
+    })
+}
+
+fn batch(trial: &Trial, args: &Args) -> Batch {
+    let size = args.batch as i64;
+    let image =
+        |v: i64| (Tensor::arange(size * 3 * 32 * 32, (Kind::Float, Device::Cpu)) * (0.37 + 0.01 * v as f64)).sin().view([size, 3, 32, 32]);
+    let views = if trial.engine.method.needs().views == Views::PerPeer { trial.engine.cohort.peers.len() as i64 } else { 1 };
+    let last = |t: Tensor| t.to_memory_format(tch::MemoryFormat::ChannelsLast);
+    let labels = Tensor::arange(size, (Kind::Int64, Device::Cpu)).divide_scalar_mode(2, "floor").remainder(CLASSES);
+    Batch { views: (0..views).map(|v| last(image(v))).collect(), labels, index: Tensor::arange(size, (Kind::Int64, Device::Cpu)), noise: 0 }
+}
+
+fn seconds(work: impl FnOnce()) -> f64 {
+    let began = Instant::now();
+    work();
+    began.elapsed().as_secs_f64()
+}
+
+fn parts(trial: &mut Trial, batch: &Batch) {
+    let besides = besides(trial.name);
+    if let Besides::Teachers(mode) = besides {
+        let _guard = tch::no_grad_guard();
+        trial.teachers.forward(batch, mode);
+    }
+    let vars = trial.parts.params().tensors();
+    let outs = trial.parts.forward(batch, Mode::Train);
+    let sum = |rows: Vec<Tensor>| Tensor::stack(&rows, 0).sum(None);
+    if besides == Besides::SecondBackward {
+        grads_keeping_graph(&sum(outs.iter().map(|o| o.pre_pool.square().mean(None)).collect()), &vars);
+    }
+    let task = outs.iter().flat_map(|o| &o.logits).map(|z| z.cross_entropy_for_logits(&batch.labels)).collect();
+    grads(&sum(task), &vars, false);
+}
+
+fn main() -> mcl::error::Result<()> {
+    let args = Args::parse();
+    tch::set_num_threads(args.threads);
+    let named = METHODS.iter().map(|m| m.name).filter(|n| args.method.as_deref().is_none_or(|only| only == *n));
+    let mut trials = named.map(|name| trial(name, &args)).collect::<mcl::error::Result<Vec<_>>>()?;
+    for round in 0..args.rounds + 1 {
+        for trial in &mut trials {
+            let batch = batch(trial, &args);
+            // Past all phases and ramps, and not a batch that a meta step follows.
+            let clock = Clock { epoch: 299 + trial.engine.method.extra_epochs(), batch: 1, step: 1 + round, lr: 1e-4, seed: 0 };
+            let alone = seconds(|| parts(trial, &batch));
+            let began = Instant::now();
+            trial.engine.step(&[batch], clock, None)?;
+            let step = began.elapsed().as_secs_f64();
+            // The first round warms up.
+            if round > 0 {
+                (trial.step, trial.alone) = (trial.step.min(step), trial.alone.min(alone));
+            }
+        }
+    }
+    println!("{} x batch {}, {} threads, fastest of {} rounds", args.arch, args.batch, args.threads, args.rounds);
+    println!("{:<10} {:>10} {:>10} {:>7}", "method", "step s", "parts s", "ratio");
+    for t in &trials {
+        println!("{:<10} {:>10.3} {:>10.3} {:>7.3}", t.name, t.step, t.alone, t.step / t.alone);
+    }
+    Ok(())
+}

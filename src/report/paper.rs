@@ -1,0 +1,67 @@
+//! The paper's numbers, to print beside ours.
+
+use crate::error::{Error, Result};
+
+/// The paper's tables, compiled in.
+const PAPER: &[&str] = &[
+    include_str!("../../protocols/paper/cifar100-same.csv"),
+    include_str!("../../protocols/paper/cifar100-different.csv"),
+    include_str!("../../protocols/paper/cifar100-three.csv"),
+    include_str!("../../protocols/paper/imagenet-same.csv"),
+    include_str!("../../protocols/paper/imagenet-different.csv"),
+    include_str!("../../protocols/paper/imagenet-swin.csv"),
+    include_str!("../../protocols/paper/transfer-linear.csv"),
+];
+
+/// A row of the paper's tables.
+pub struct Printed {
+    pub table: String,
+    pub dataset: String,
+    pub network: String,
+    /// 1 or 2 where the table tells two networks apart.
+    pub peer: Option<usize>,
+    pub method: String,
+    pub value: f64,
+    pub std: Option<f64>,
+}
+
+/// All top-1 rows.
+pub fn printed() -> Result<Vec<Printed>> {
+    let mut rows = vec![];
+    for text in PAPER {
+        for row in csv::Reader::from_reader(text.as_bytes()).records() {
+            let row = row.map_err(|e| Error::failed(format!("the paper's tables: {e}")))?;
+            if &row[5] == "top1" && !row[4].is_empty() {
+                let number = |text: &str| text.parse().map_err(|_| Error::failed(format!("the paper's tables: `{text}` is no number")));
+                rows.push(Printed {
+                    table: row[0].into(),
+                    dataset: row[1].into(),
+                    network: row[2].into(),
+                    peer: row[3].parse().ok(),
+                    method: row[4].into(),
+                    value: number(&row[6])?,
+                    std: if row[7].is_empty() { None } else { Some(number(&row[7])?) },
+                });
+            }
+        }
+    }
+    Ok(rows)
+}
+
+impl Printed {
+    pub fn shown(&self) -> String {
+        self.std.map_or(format!("{:.2}", self.value), |s| format!("{:.2} ± {s:.2}", self.value))
+    }
+}
+
+/// The paper's table a cohort belongs to, by its dataset and architectures.
+pub fn table_of(dataset: &str, archs: &[String]) -> Option<String> {
+    let same = archs.windows(2).all(|w| w[0] == w[1]);
+    match (dataset, archs.len(), same) {
+        ("cifar100" | "imagenet", 1 | 2, true) if archs[0].starts_with("swin") => Some(format!("{dataset}-swin")),
+        ("cifar100" | "imagenet", 1 | 2, true) => Some(format!("{dataset}-same")),
+        ("cifar100", 3, true) => Some("cifar100-three".into()),
+        ("cifar100" | "imagenet", 2, false) => Some(format!("{dataset}-different:{}", archs.join("+"))),
+        _ => None,
+    }
+}
