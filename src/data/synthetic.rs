@@ -119,10 +119,10 @@ fn colours<const N: usize>(rng: &mut Rng) -> [Colour; N] {
 
 fn paint(shape: Shape, texture: Texture, side: usize, rng: &mut Rng, out: &mut [u8]) {
     let [ink, paper, ground, clutter] = colours::<4>(rng);
-    let contrast = rng.gen_range(0.7f32..1.0);
-    let radius = rng.gen_range(0.28f32..0.4);
-    let (cx, cy) = (rng.gen_range(0.2f32..0.8), rng.gen_range(0.2f32..0.8));
-    let (tilt_sin, tilt_cos) = rng.gen_range(-0.2f32..0.2).sin_cos();
+    let contrast = rng.gen_range(0.9f32..1.0);
+    let radius = rng.gen_range(0.38f32..0.46);
+    let (cx, cy) = (rng.r#gen::<f32>(), rng.r#gen::<f32>());
+    let (tilt_sin, tilt_cos) = rng.gen_range(-0.15f32..0.15).sin_cos();
     let (grain_sin, grain_cos) = rng.gen_range(0.0f32..PI).sin_cos();
     let frequency = rng.gen_range(5.0f32..6.0); // waves over the side: a period of 4 to 6 pixels of 32
     let (phase_u, phase_v): (f32, f32) = (rng.r#gen(), rng.r#gen());
@@ -139,7 +139,8 @@ fn paint(shape: Shape, texture: Texture, side: usize, rng: &mut Rng, out: &mut [
         let mut sum = [0f32; 3];
         for (dy, dx) in SAMPLES.iter().flat_map(|&dy| SAMPLES.map(|dx| (dy, dx))) {
             let (x, y) = (((i % side) as f32 + dx) / side as f32, ((i / side) as f32 + dy) / side as f32);
-            let (px, py) = (x - cx, y - cy);
+            // Around the edges: a shape is as likely here as there, so pixels at fixed places tell nothing.
+            let (px, py) = (around(x - cx), around(y - cy));
             let colour = if shape.covers((px * tilt_cos + py * tilt_sin) / radius, (py * tilt_cos - px * tilt_sin) / radius) {
                 let u = frequency * (px * grain_cos + py * grain_sin) + phase_u;
                 let v = frequency * (py * grain_cos - px * grain_sin) + phase_v;
@@ -200,6 +201,11 @@ impl Texture {
 /// A triangle wave of period 1 between -1 and 1.
 fn wave(turns: f32) -> f32 {
     1.0 - 4.0 * (turns - turns.floor() - 0.5).abs()
+}
+
+/// A distance on a circle of length 1, between -0.5 and 0.5.
+fn around(distance: f32) -> f32 {
+    distance - distance.round()
 }
 
 fn radius_of(x: f32, y: f32) -> f32 {

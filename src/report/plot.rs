@@ -1,5 +1,5 @@
 //! Figures as SVG, drawn here: lines, heat maps, maps of points. Text stays text; what belongs to the page (ink, grid, ground) carries a
-//! class, so that the HTML report can recolour it in the dark. PNG comes from the same SVG (resvg) with the font in assets/.
+//! class, so that the HTML report can recolour it in the dark. PNG comes from the same SVG (resvg) with the font in report/assets/.
 
 use std::fmt::Write as _;
 
@@ -14,7 +14,7 @@ pub struct Figure {
 }
 
 /// DejaVu Sans cut down to the characters figures use: pictures look the same on machines without fonts.
-static FONT: &[u8] = include_bytes!("../../assets/DejaVuSans-subset.ttf");
+static FONT: &[u8] = include_bytes!("assets/DejaVuSans-subset.ttf");
 
 impl Figure {
     pub fn new(name: impl Into<String>, caption: impl Into<String>, svg: String) -> Figure {
