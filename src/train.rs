@@ -114,7 +114,8 @@ struct Prepared {
 fn prepare_data(recipe: &Recipe, data_root: Option<&Path>, archs: &[&'static Arch]) -> Result<Prepared> {
     let table = &recipe.data;
     let asked = (table.image_size > 0).then_some(table.image_size);
-    let mut dataset = data::open(&table.name, data_root, &data::Options { size: asked, seed: recipe.train.seed, ..Default::default() })?;
+    // The data themselves do not depend on the training seed: an evaluator must see the same split of a folder.
+    let mut dataset = data::open(&table.name, data_root, &data::Options { size: asked, ..Default::default() })?;
     match asked {
         Some(size) if dataset.image_size != size => dataset = dataset.resized(size)?,
         Some(_) => {}

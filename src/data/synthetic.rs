@@ -124,7 +124,7 @@ fn paint(shape: Shape, texture: Texture, side: usize, rng: &mut Rng, out: &mut [
     let (cx, cy) = (rng.r#gen::<f32>(), rng.r#gen::<f32>());
     let (tilt_sin, tilt_cos) = rng.gen_range(-0.15f32..0.15).sin_cos();
     let (grain_sin, grain_cos) = rng.gen_range(0.0f32..PI).sin_cos();
-    let frequency = rng.gen_range(5.0f32..6.0); // waves over the side: a period of 4 to 6 pixels of 32
+    let frequency = rng.gen_range(5.0f32..6.0); // waves over the side: a period of 5 to 6 pixels of 32
     let (phase_u, phase_v): (f32, f32) = (rng.r#gen(), rng.r#gen());
     // The ground is grained like the shapes, so that no class stands out by how rough its image is.
     let (ground_sin, ground_cos) = rng.gen_range(0.0f32..PI).sin_cos();
