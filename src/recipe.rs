@@ -62,8 +62,6 @@ pub enum OptimizerName {
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     F32,
-    /// CUDA autocast: convolutions and products in half precision, losses and weights in f32.
-    F16,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
