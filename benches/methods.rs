@@ -96,12 +96,14 @@ fn trial(name: &'static str, args: &Args) -> mcl::error::Result<Trial> {
 
 fn batch(trial: &Trial, args: &Args) -> Batch {
     let size = args.batch as i64;
-    let image =
-        |v: i64| (Tensor::arange(size * 3 * 32 * 32, (Kind::Float, Device::Cpu)) * (0.37 + 0.01 * v as f64)).sin().view([size, 3, 32, 32]);
+    // Rows of pixels seen as [B, 3, 32, 32]: channels_last, as the loader hands images over.
+    let image = |v: i64| {
+        let pixels = Tensor::arange(size * 32 * 32 * 3, (Kind::Float, Device::Cpu)) * (0.37 + 0.01 * v as f64);
+        pixels.sin().view([size, 32, 32, 3]).permute([0, 3, 1, 2])
+    };
     let views = if trial.engine.method.needs().views == Views::PerPeer { trial.engine.cohort.peers.len() as i64 } else { 1 };
-    let last = |t: Tensor| t.to_memory_format(tch::MemoryFormat::ChannelsLast);
     let labels = Tensor::arange(size, (Kind::Int64, Device::Cpu)).divide_scalar_mode(2, "floor").remainder(CLASSES);
-    Batch { views: (0..views).map(|v| last(image(v))).collect(), labels, index: Tensor::arange(size, (Kind::Int64, Device::Cpu)), noise: 0 }
+    Batch { views: (0..views).map(image).collect(), labels, index: Tensor::arange(size, (Kind::Int64, Device::Cpu)), noise: 0 }
 }
 
 fn seconds(work: impl FnOnce()) -> f64 {

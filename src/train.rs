@@ -335,10 +335,11 @@ impl<'a> Trainer<'a> {
                 Err(e @ Error::Diverged { .. }) => return Err(self.diverged(e, &batches)),
                 Err(e) => return Err(e),
             };
+            let images: i64 = batches.iter().map(|b| b.labels.size()[0]).sum();
+            self.meter.add_value("images_per_step", images as f64);
             self.measure(&report, clock.lr, began.elapsed().as_secs_f64());
             self.progress.step += 1;
             self.progress.batch += 1;
-            let images: i64 = batches.iter().map(|b| b.labels.size()[0]).sum();
             display
                 .tick(&self.meter, images as usize, self.progress.batch, steps, epochs - epoch - 1, &mut |line| self.folder.log(line))?;
             if self.job.stop.load(Ordering::Relaxed) {
@@ -411,7 +412,7 @@ impl<'a> Trainer<'a> {
         for (name, mean) in self.meter.means() {
             row.insert(name, mean.into());
         }
-        let per_step = (self.job.recipe.train.batch * self.job.recipe.train.accumulate) as f64;
+        let per_step = self.meter.mean("images_per_step").unwrap_or(f64::NAN);
         let seconds = self.meter.mean("seconds.step_and_meta").unwrap_or(f64::NAN);
         row.insert("images_per_second".into(), (per_step / seconds).into());
         row.insert("peak_mb".into(), runs::peak_mb().into());

@@ -43,13 +43,16 @@ fn class_pairs_hold_half_as_many_classes_twice() {
 #[test]
 fn few_classes_give_equal_shares() {
     let labels = labels(10, 100);
-    let batches = epoch(&labels, ClassPairs, 120, 1, 0).unwrap();
-    assert_eq!(batches.len(), 8);
-    for batch in batches {
-        let mut counts = [0; 10];
-        batch.iter().for_each(|&i| counts[labels[i as usize] as usize] += 1);
-        assert_eq!(counts, [12; 10]);
-        assert_eq!(batch.iter().collect::<BTreeSet<_>>().len(), 120);
+    // 128 is no multiple of ten classes: 12 of each are what fits.
+    for batch in [120, 128] {
+        let batches = epoch(&labels, ClassPairs, batch, 1, 0).unwrap();
+        assert_eq!(batches.len(), 8);
+        for batch in batches {
+            let mut counts = [0; 10];
+            batch.iter().for_each(|&i| counts[labels[i as usize] as usize] += 1);
+            assert_eq!(counts, [12; 10]);
+            assert_eq!(batch.iter().collect::<BTreeSet<_>>().len(), 120);
+        }
     }
 }
 
@@ -58,10 +61,7 @@ fn impossible_class_pairs_are_refused_with_their_numbers() {
     let refused = |labels: &[i64], batch| epoch(labels, ClassPairs, batch, 0, 0).unwrap_err();
     let ten = labels(10, 100);
     assert_eq!(refused(&ten, 127).to_string(), "batch 127 with class pairs: the batch must be even; 126 or 128 would do");
-    assert_eq!(
-        refused(&ten, 128).to_string(),
-        "batch 128 with class pairs: with 10 classes the batch must be a multiple of 10; 120 or 130 would do"
-    );
+    assert!(refused(&[3; 40], 8).to_string().contains("all of one class"));
     let mut lonely = labels(4, 5);
     lonely.push(9);
     let text = refused(&lonely, 4).to_string();

@@ -12,8 +12,12 @@ use tch::{Device, Kind, Tensor};
 const RULE: Rule = Rule::Sgd { momentum: 0.9, weight_decay: 5e-4, nesterov: true };
 
 fn engine(method: &str, options: &str) -> Engine {
+    engine_of(&["resnet8", "resnet8"], method, options)
+}
+
+fn engine_of(archs: &[&str], method: &str, options: &str) -> Engine {
     tch::set_num_threads(1);
-    let archs = vec![nets::find("resnet8").unwrap(); 2];
+    let archs: Vec<_> = archs.iter().map(|name| nets::find(name).unwrap()).collect();
     let labels: Vec<i64> = (0..40).map(|i| i % 4).collect();
     let task = Task {
         archs: &archs,
@@ -35,7 +39,11 @@ fn engine(method: &str, options: &str) -> Engine {
 }
 
 fn batch(from: i64, to: i64) -> Batch {
-    let images = (Tensor::arange(8 * 3 * 16 * 16, (Kind::Float, Device::Cpu)) * 0.37).sin().view([8, 3, 16, 16]);
+    batch_of(16, from, to)
+}
+
+fn batch_of(side: i64, from: i64, to: i64) -> Batch {
+    let images = (Tensor::arange(8 * 3 * side * side, (Kind::Float, Device::Cpu)) * 0.37).sin().view([8, 3, side, side]);
     let labels = Tensor::from_slice(&[0i64, 0, 1, 1, 2, 2, 3, 3]);
     let index = Tensor::from_slice(&[0i64, 4, 1, 5, 2, 6, 3, 7]);
     let rows = |t: &Tensor| t.slice(0, from, to, 1);
@@ -104,4 +112,49 @@ fn names_of_the_state_are_unique() {
     names.sort();
     names.dedup();
     assert_eq!(names.len(), count);
+}
+
+/// Two steps, the first with a meta step: every weight of every network moves and stays finite, and a lambda is noted for every pair of
+/// layers of different networks, inside the sigmoid of a cosine.
+fn two_steps(archs: &[&str], side: i64, options: &str) {
+    let mut engine = engine_of(archs, "l_mcl", options);
+    let before: Vec<Tensor> = engine.theta.tensors().iter().map(|t| t.detach().copy()).collect();
+    let pi = |e: &Engine| -> Vec<Tensor> { e.method.state().into_iter().filter(|(n, _)| n.starts_with("pi.")).map(|(_, t)| t.copy()).collect() };
+    let pi_before = pi(&engine);
+    for step in 0..2 {
+        let report = engine.step(&[batch_of(side, 0, 8)], clock(step), None).unwrap();
+        assert!(total(&report).is_finite() && report.grad_norm.double_value(&[]) > 0.0);
+        assert_eq!(report.meta_seconds.is_some(), step == 0);
+        let lambdas: Vec<f64> = report.notes.iter().filter(|(n, _)| n.starts_with("lambda.")).map(|(_, t)| t.double_value(&[])).collect();
+        let depths: Vec<usize> = archs.iter().map(|name| nets::find(name).unwrap().depth).collect();
+        let pairs: usize = (0..depths.len()).flat_map(|a| (a + 1..depths.len()).map(move |b| (a, b))).map(|(a, b)| depths[a] * depths[b]).sum();
+        assert_eq!(lambdas.len(), pairs);
+        let (low, high) = (1.0 / (1.0 + 1f64.exp()), 1.0 / (1.0 + (-1f64).exp()));
+        assert!(lambdas.iter().all(|l| (low..=high).contains(l)), "{lambdas:?}");
+    }
+    for ((name, now), old) in engine.theta.vars.iter().zip(before) {
+        assert!(now.isfinite().all().int64_value(&[]) != 0, "{name} is not finite");
+        assert!((now.detach() - old).abs().max().double_value(&[]) > 0.0, "{name} stood still");
+    }
+    assert!(!pi_before.is_empty() && pi(&engine).iter().zip(&pi_before).any(|(now, old)| now != old), "the meta-network stood still");
+}
+
+#[test]
+fn shufflenet_learns_with_resnet110() {
+    two_steps(&["shufflenet_v2_x1_0_cifar", "resnet110"], 32, "hvp = \"difference\"");
+}
+
+#[test]
+fn wide_resnet_learns_with_resnet20() {
+    two_steps(&["wrn_16_2", "resnet20"], 32, "");
+}
+
+#[test]
+fn three_networks_learn_together() {
+    two_steps(&["resnet8", "resnet20", "wrn_16_2"], 32, "hvp = \"difference\"");
+}
+
+#[test]
+fn two_swin_t_learn_on_small_images() {
+    two_steps(&["swin_t", "swin_t"], 64, "hvp = \"difference\"");
 }

@@ -30,7 +30,9 @@ fn shuffled(count: usize, batch: usize, seed: u64, epoch: u64) -> Vec<Vec<u32>> 
 }
 
 /// floor(N / B) batches of B/2 random classes x 2 images, drawn without replacement inside a class: the released class-aware sampler.
-/// With fewer than B/2 classes, all of them x B/C images. Not a pass over the set: an image may come twice in an epoch, or not at all.
+/// With fewer than B/2 classes, all C of them x floor(B/C) images, so that every anchor keeps as many positives and as many negatives
+/// (CIFAR-10 at batch 128: 12 of each of the 10, a batch of 120). Not a pass over the set: an image may come twice in an epoch, or not
+/// at all.
 fn class_pairs(labels: &[i64], batch: usize, seed: u64, epoch: u64) -> Result<Vec<Vec<u32>>> {
     let classes: Vec<(i64, Vec<u32>)> = by_class(labels).into_iter().collect();
     let (count, n) = (classes.len(), labels.len());
@@ -42,23 +44,22 @@ fn class_pairs(labels: &[i64], batch: usize, seed: u64, epoch: u64) -> Result<Ve
         return refuse(format!("there are {n} training images, and a batch may be no larger"));
     }
     let (taken, each) = if count >= batch / 2 { (batch / 2, 2) } else { (count, batch / count) };
-    if taken * each != batch {
-        let below = batch / count * count;
-        return refuse(format!("with {count} classes the batch must be a multiple of {count}; {below} or {} would do", below + count));
+    if count < 2 {
+        return refuse("the training images are all of one class, and contrast needs two".into());
     }
     if let Some((class, members)) = classes.iter().find(|(_, members)| members.len() < each) {
         return refuse(format!("class {class} has {} training image(s), and a batch takes {each} of a class", members.len()));
     }
     let mut rng = rng::stream(seed, "order", &[epoch]);
     let mut draw = |_| {
-        let mut order = Vec::with_capacity(batch);
+        let mut order = Vec::with_capacity(taken * each);
         for class in index::sample(&mut rng, count, taken) {
             let members = &classes[class].1;
             order.extend(index::sample(&mut rng, members.len(), each).into_iter().map(|i| members[i]));
         }
         order
     };
-    Ok((0..n / batch).map(&mut draw).collect())
+    Ok((0..n / (taken * each)).map(&mut draw).collect())
 }
 
 /// The same share of every class (at least one image), in the order of the split. Of two fractions the smaller is part of the larger.
