@@ -63,6 +63,14 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     pending.commit()
 }
 
+/// For writers that want a path, not a file: `work` writes under the temporary name it is given.
+pub fn write_with(path: &Path, work: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let mut pending = Pending::create(path)?;
+    work(&pending.temporary)?;
+    pending.file = File::open(&pending.temporary).map_err(Error::io("cannot write", path))?;
+    pending.commit()
+}
+
 /// Makes renames in a folder survive a power cut.
 pub fn sync_folder(folder: &Path) -> Result<()> {
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };

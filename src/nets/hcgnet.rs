@@ -4,6 +4,7 @@
 use tch::Tensor;
 
 use super::layers::{BatchNorm, BnRelu, Chain, Conv, ConvBn, ConvShape, Layer, Linear, Pass};
+use super::script::{self, Module as Script, Place, Tree};
 use super::{Arch, Released};
 use crate::params::Scope;
 
@@ -24,6 +25,7 @@ macro_rules! arch {
             branch: |scope, l| branch(scope, l, $growth),
             head: Linear::new,
             branch_head: Linear::new,
+            script,
         }
     };
 }
@@ -202,4 +204,70 @@ fn branch(scope: &Scope, l: usize, growth: Growth) -> Box<dyn Layer> {
     }
     layers.push(Box::new(BnRelu(BatchNorm::new(scope.sub(layers.len()), width(growth, 2)))));
     Box::new(Chain(layers))
+}
+
+/// A gated unit; `concat` for a module, which passes its input on beside the new channels.
+fn script_gated(place: &Place, stride: i64, concat: bool) -> Script {
+    let c = place.sub("conv2_3x3").sub("conv").tensor("weight").size();
+    let second = ConvShape { groups: if concat { 4 } else { 1 }, ..ConvShape::new(c[1], c[0], 3, stride) };
+    let unit = |name: &str, shape: ConvShape| {
+        let at = place.sub(name);
+        let unit = Script::new("NormReluConv", "return self.conv(torch.relu_(self.norm(x)))");
+        unit.child("norm", script::batch_norm(&at.sub("norm"))).child("conv", script::conv(&at.sub("conv"), shape))
+    };
+    let norm = |name: &str| script::batch_norm(&place.sub(name));
+    let point = |name: &str| script::plain_conv(&place.sub(name), 1);
+    let depthwise = ConvShape::depthwise(c[0], 3, 1);
+    let y = "u * gate + (weights[0] * c3 + weights[1] * c5)";
+    let body = format!(
+        "
+u = self.conv2_3x3(self.conv1_1x1(x))
+w = torch.softmax(torch.flatten(self.global_forget_context(u), 1), 1).unsqueeze(-1)
+pooled = torch.matmul(torch.flatten(u, 2), w).unsqueeze(-1)
+gate = torch.sigmoid(self.fc2(torch.tanh(self.bn_forget(self.fc1(pooled)))))
+a3 = self.conv_3x3(u)
+w3 = torch.softmax(torch.flatten(self.global_context3x3(a3), 1), 1).unsqueeze(-1)
+c3 = torch.matmul(torch.flatten(a3, 2), w3).unsqueeze(-1)
+a5 = self.conv_5x5(u)
+w5 = torch.softmax(torch.flatten(self.global_context5x5(a5), 1), 1).unsqueeze(-1)
+c5 = torch.matmul(torch.flatten(a5, 2), w5).unsqueeze(-1)
+mix = torch.tanh(self.bn_attention(self.fcall(torch.cat([c3, c5], 1))))
+weights = torch.softmax(torch.stack([self.fc3x3(mix), self.fc5x5(mix)], 0), 0)
+return {}
+",
+        if concat { format!("torch.cat([x, {y}], 1)") } else { y.to_string() }
+    );
+    let first = ConvShape::new(1, 1, 1, 1); // a 1 x 1 convolution: the weight knows the rest
+    Script::new(if concat { "SMG" } else { "Transition" }, &body)
+        .child("conv1_1x1", unit("conv1_1x1", first))
+        .child("conv2_3x3", unit("conv2_3x3", second))
+        .child("conv_3x3", unit("conv_3x3", depthwise))
+        .child("conv_5x5", unit("conv_5x5", ConvShape { padding: 2, dilation: 2, ..depthwise }))
+        .child("global_context3x3", point("global_context3x3"))
+        .child("global_context5x5", point("global_context5x5"))
+        .child("fcall", point("fcall"))
+        .child("bn_attention", norm("bn_attention"))
+        .child("fc3x3", point("fc3x3"))
+        .child("fc5x5", point("fc5x5"))
+        .child("global_forget_context", point("global_forget_context"))
+        .child("bn_forget", norm("bn_forget"))
+        .child("fc1", point("fc1"))
+        .child("fc2", point("fc2"))
+}
+
+fn script(place: &Place) -> Tree {
+    let conv0 = script::plain_conv(&place.sub("features").sub("conv0"), 1);
+    let mut tree = Tree::default().step("features", script::named_sequential(vec![("conv0".to_string(), conv0)]));
+    for l in 1..=3 {
+        let block = format!("HybridBlock{l}");
+        let at = place.sub(&block);
+        let modules = (1..=MODULES).map(|i| format!("SMG{i}")).map(|name| (name.clone(), script_gated(&at.sub(&name), 1, true)));
+        tree = tree.step(&block, script::named_sequential(modules.collect()));
+        if l < 3 {
+            let transition = format!("Transition{l}");
+            tree = tree.step(&transition, script_gated(&place.sub(&transition), 2, false));
+        }
+        tree = tree.map();
+    }
+    tree.neck("norm5", script::batch_norm(&place.sub("norm5"))).tail("torch.relu_(self.norm5(x))").tail("torch.mean(x, [2, 3])")
 }

@@ -154,8 +154,8 @@ pub struct BatchNorm {
     batches: Tensor,
 }
 
-const BN_EPS: f64 = 1e-5;
-const BN_MOMENTUM: f64 = 0.1;
+pub const BN_EPS: f64 = 1e-5;
+pub const BN_MOMENTUM: f64 = 0.1;
 
 impl BatchNorm {
     pub fn new(scope: Scope, channels: i64) -> BatchNorm {

@@ -7,6 +7,7 @@ pub mod layers;
 mod residual;
 mod resnet_cifar;
 mod resnet_imagenet;
+pub mod script;
 mod shufflenet_v2;
 mod swin;
 mod wrn;
@@ -41,6 +42,8 @@ pub struct Arch {
     pub head: fn(Scope, i64, i64) -> Linear,
     /// g^[l], the classifiers of the branches.
     pub branch_head: fn(Scope, i64, i64) -> Linear,
+    /// The same network, without branches, as TorchScript modules.
+    pub script: fn(&script::Place) -> script::Tree,
 }
 
 /// Where the names of the released L-MCL code differ from ours: ours are those of its L-MCL classes for CIFAR networks and torchvision's

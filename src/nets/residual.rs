@@ -3,6 +3,7 @@
 use tch::Tensor;
 
 use super::layers::{Chain, ConvBn, ConvShape, Layer, Pass};
+use super::script::{self, Module, Place};
 use crate::params::Scope;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -71,4 +72,43 @@ pub fn blocks(scope: Scope, kind: Kind, c_in: i64, planes: i64, stride: i64, n: 
         Box::new(Block::new(scope.sub(i), kind, c_in, planes, stride))
     };
     Box::new(Chain((0..n).map(block).collect()))
+}
+
+/// A block as a TorchScript module, children in torchvision's order.
+fn script_block(place: &Place, kind: Kind, stride: i64, changes: bool) -> Module {
+    let conv = |i: usize, stride: i64| script::plain_conv(&place.sub(format!("conv{i}")), stride);
+    let norm = |i: usize| script::batch_norm(&place.sub(format!("bn{i}")));
+    let shortcut = if changes { "self.downsample(x)" } else { "x" };
+    let block = match kind {
+        Kind::Basic => {
+            let body = format!("y = self.relu(self.bn1(self.conv1(x)))\nreturn self.relu(self.bn2(self.conv2(y)) + {shortcut})");
+            let block = Module::new("BasicBlock", &body).child("conv1", conv(1, stride)).child("bn1", norm(1));
+            block.child("relu", script::relu()).child("conv2", conv(2, 1)).child("bn2", norm(2))
+        }
+        Kind::Bottleneck => {
+            let body = format!(
+                "y = self.relu(self.bn1(self.conv1(x)))\ny = self.relu(self.bn2(self.conv2(y)))\nreturn self.relu(self.bn3(self.conv3(y)) + {shortcut})"
+            );
+            let block = Module::new("Bottleneck", &body).child("conv1", conv(1, 1)).child("bn1", norm(1));
+            let block = block.child("conv2", conv(2, stride)).child("bn2", norm(2));
+            block.child("conv3", conv(3, 1)).child("bn3", norm(3)).child("relu", script::relu())
+        }
+    };
+    if !changes {
+        return block;
+    }
+    let shortcut = place.sub("downsample");
+    block.child(
+        "downsample",
+        script::sequential(vec![script::plain_conv(&shortcut.sub(0), stride), script::batch_norm(&shortcut.sub(1))]),
+    )
+}
+
+/// The `n` blocks of a stage; `changes` tells whether the first one alters the number of channels.
+pub fn script_blocks(place: &Place, kind: Kind, stride: i64, changes: bool, n: usize) -> Module {
+    let block = |i: usize| {
+        let (stride, changes) = if i == 0 { (stride, changes || stride != 1) } else { (1, false) };
+        script_block(&place.sub(i), kind, stride, changes)
+    };
+    script::sequential((0..n).map(block).collect())
 }

@@ -4,6 +4,7 @@
 
 use super::layers::{Chain, ConvBnRelu, ConvShape, Identity, Layer, Linear};
 use super::residual::{self, Kind, conv_bn};
+use super::script::{self, Place, Tree};
 use super::{Arch, Released};
 use crate::params::Scope;
 
@@ -21,6 +22,7 @@ macro_rules! arch {
             branch: |scope, l| branch(scope, l, $kind, $blocks),
             head: Linear::new,
             branch_head: Linear::zero_bias,
+            script: |place| script(place, $kind, $blocks),
         }
     };
 }
@@ -55,4 +57,15 @@ fn stage(scope: &Scope, l: usize, kind: Kind, n: usize) -> Box<dyn Layer> {
 fn branch(scope: &Scope, l: usize, kind: Kind, n: usize) -> Box<dyn Layer> {
     let scope = scope.sub(format!("block_extractor{}", l + 1));
     Box::new(Chain((l + 1..3).map(|next| blocks(scope.sub(next - l - 1), next, kind, n)).collect()))
+}
+
+fn script(place: &Place, kind: Kind, n: usize) -> Tree {
+    let tree = Tree::default().step("conv1", script::plain_conv(&place.sub("conv1"), 1)).step("bn1", script::batch_norm(&place.sub("bn1")));
+    let stage = |tree: Tree, l: usize| {
+        let name = format!("layer{}", l + 1);
+        let (stride, changes) = if l == 0 { (1, STEM != PLANES[0] * kind.expansion()) } else { (2, true) };
+        tree.step(&name, residual::script_blocks(&place.sub(&name), kind, stride, changes, n)).map()
+    };
+    let tree = (0..PLANES.len()).fold(tree.step("relu", script::relu()), stage);
+    tree.neck("avgpool", script::avg_pool()).tail("self.avgpool(x)")
 }

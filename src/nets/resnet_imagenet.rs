@@ -3,6 +3,7 @@
 
 use super::layers::{Chain, ConvBnRelu, ConvShape, Identity, Layer, Linear, MaxPool};
 use super::residual::{self, Kind, conv_bn};
+use super::script::{self, Place, Tree};
 use super::{Arch, Released};
 use crate::params::Scope;
 
@@ -20,6 +21,7 @@ macro_rules! arch {
             branch: |scope, l| branch(scope, l, $kind),
             head: Linear::new,
             branch_head: Linear::new,
+            script: |place| script(place, $kind, $blocks),
         }
     };
 }
@@ -51,4 +53,18 @@ fn stage(scope: &Scope, l: usize, kind: Kind, n: usize) -> Box<dyn Layer> {
 fn branch(scope: &Scope, l: usize, kind: Kind) -> Box<dyn Layer> {
     let scope = scope.sub(format!("block_extractor{}", l + 1));
     Box::new(Chain((l + 1..4).map(|next| blocks(scope.sub(next - l - 1), next, kind, 1)).collect()))
+}
+
+fn script(place: &Place, kind: Kind, blocks: [usize; 4]) -> Tree {
+    let tree = Tree::default().step("conv1", script::plain_conv(&place.sub("conv1"), 2)).step("bn1", script::batch_norm(&place.sub("bn1")));
+    let tree = tree.step("relu", script::relu()).step("maxpool", script::max_pool());
+    let stage = |tree: Tree, l: usize| {
+        let name = format!("layer{}", l + 1);
+        let (stride, changes) = if l == 0 { (1, kind.expansion() != 1) } else { (2, true) };
+        tree.step(&name, residual::script_blocks(&place.sub(&name), kind, stride, changes, blocks[l])).map()
+    };
+    let mut tree = (0..PLANES.len()).fold(tree, stage).neck("avgpool", script::avg_pool()).tail("self.avgpool(x)");
+    // torchvision's FPN extractor asks for it.
+    tree.ints.push(("inplanes".to_string(), PLANES[3] * kind.expansion()));
+    tree
 }

@@ -4,6 +4,7 @@
 use tch::Tensor;
 
 use super::layers::{Chain, ConvBn, ConvBnRelu, ConvShape, Layer, Linear, MaxPool, Pass};
+use super::script::{self, Module, Place, Tree};
 use super::{Arch, Released};
 use crate::params::Scope;
 
@@ -31,6 +32,7 @@ macro_rules! arch {
             branch: |scope, l| branch(scope, l, l + 1, false, Layout::Cifar, $widths),
             head: Linear::new,
             branch_head: Linear::new,
+            script: |place| script_cifar(place),
         }
     };
     ($name:literal, Layout::ImageNet, $widths:expr) => {
@@ -50,6 +52,7 @@ macro_rules! arch {
             branch: |scope, l| branch(scope, l, l, l == 0, Layout::ImageNet, $widths),
             head: Linear::new,
             branch_head: Linear::new,
+            script: |place| script_imagenet(place),
         }
     };
 }
@@ -195,4 +198,89 @@ fn branch(scope: &Scope, l: usize, first: usize, short: bool, layout: Layout, wi
     let mut layers: Vec<Box<dyn Layer>> = (first..3).map(|next| blocks(scope.sub(next - first), next, n(next), layout, widths)).collect();
     layers.push(neck(scope.sub(3 - first), scope.sub(4 - first), widths));
     Box::new(Chain(layers))
+}
+
+/// Depthwise 3 x 3.
+fn script_depthwise(place: &Place, stride: i64) -> Module {
+    script::conv(place, ConvShape::depthwise(place.tensor("weight").size()[0], 3, stride))
+}
+
+/// The first half of the channels as it is, or both halves made from all of them; then the shuffle. `left` and `right` are expressions.
+fn script_forward(halves: bool, left: &str, right: &str) -> String {
+    let split = if halves { "a, b = x, x" } else { "half = x.size(1) // 2\na, b = x[:, :half], x[:, half:]" };
+    format!("{split}\nreturn torch.flatten(torch.stack([{left}, {right}], 2), 1, 2)")
+}
+
+/// torchvision's block, two sequences.
+fn script_imagenet_block(place: &Place, halves: bool) -> Module {
+    let stride = if halves { 2 } else { 1 };
+    let (left, right) = (place.sub("branch1"), place.sub("branch2"));
+    let norm = |place: &Place, i: usize| script::batch_norm(&place.sub(i));
+    let point = |place: &Place, i: usize| script::plain_conv(&place.sub(i), 1);
+    let branch1 = match halves {
+        true => vec![script_depthwise(&left.sub(0), stride), norm(&left, 1), point(&left, 2), norm(&left, 3), script::relu()],
+        false => vec![],
+    };
+    let branch2 = vec![
+        point(&right, 0),
+        norm(&right, 1),
+        script::relu(),
+        script_depthwise(&right.sub(3), stride),
+        norm(&right, 4),
+        point(&right, 5),
+        norm(&right, 6),
+        script::relu(),
+    ];
+    let body = script_forward(halves, if halves { "self.branch1(a)" } else { "a" }, "self.branch2(b)");
+    let block = Module::new("InvertedResidual", &body);
+    block.child("branch1", script::sequential(branch1)).child("branch2", script::sequential(branch2))
+}
+
+/// The released block: convolutions and norms numbered through, the left path first where there is one.
+fn script_cifar_block(place: &Place, halves: bool) -> Module {
+    let (stride, first) = if halves { (2, 3) } else { (1, 1) };
+    let right = format!(
+        "torch.relu_(self.bn{c}(self.conv{c}(self.bn{b}(self.conv{b}(torch.relu_(self.bn{a}(self.conv{a}(b))))))))",
+        a = first,
+        b = first + 1,
+        c = first + 2
+    );
+    let left = if halves { "torch.relu_(self.bn2(self.conv2(self.bn1(self.conv1(a)))))" } else { "a" };
+    let depthwise = if halves { &[1, 4][..] } else { &[2] };
+    let convs = 1..first + 3;
+    convs.fold(Module::new("Block", &script_forward(halves, left, &right)), |block, i| {
+        let at = place.sub(format!("conv{i}"));
+        let conv = if depthwise.contains(&i) { script_depthwise(&at, stride) } else { script::plain_conv(&at, 1) };
+        block.child(format!("conv{i}"), conv).child(format!("bn{i}"), script::batch_norm(&place.sub(format!("bn{i}"))))
+    })
+}
+
+fn script_stage(place: &Place, l: usize, block: fn(&Place, bool) -> Module) -> Module {
+    script::sequential((0..BLOCKS[l]).map(|i| block(&place.sub(i), i == 0)).collect())
+}
+
+fn script_imagenet(place: &Place) -> Tree {
+    let conv_bn_relu = |name: &str, stride: i64| {
+        let at = place.sub(name);
+        script::sequential(vec![script::plain_conv(&at.sub(0), stride), script::batch_norm(&at.sub(1)), script::relu()])
+    };
+    let stem = Tree::default().step("conv1", conv_bn_relu("conv1", 2)).step("maxpool", script::max_pool()).map();
+    let stage = |tree: Tree, l: usize| {
+        let name = format!("stage{}", l + 2);
+        tree.step(&name, script_stage(&place.sub(&name), l, script_imagenet_block)).map()
+    };
+    let tree = (0..BLOCKS.len()).fold(stem, stage).neck("conv5", conv_bn_relu("conv5", 1));
+    tree.tail("self.conv5(x)").tail("torch.mean(x, [2, 3])")
+}
+
+fn script_cifar(place: &Place) -> Tree {
+    let norm = |name: &str| script::batch_norm(&place.sub(name));
+    let conv = |name: &str| script::plain_conv(&place.sub(name), 1);
+    let stem = Tree::default().step("conv1", conv("conv1")).step("bn1", norm("bn1")).step("relu", script::relu());
+    let stage = |tree: Tree, l: usize| {
+        let name = format!("layer{}", l + 1);
+        tree.step(&name, script_stage(&place.sub(&name), l, script_cifar_block)).map()
+    };
+    let tree = (0..BLOCKS.len()).fold(stem, stage).neck("conv2", conv("conv2")).neck("bn2", norm("bn2"));
+    tree.tail("torch.relu_(self.bn2(self.conv2(x)))").tail("torch.mean(x, [2, 3])")
 }

@@ -6,6 +6,7 @@ use rand::Rng as _;
 use tch::Tensor;
 
 use super::layers::{Chain, Conv, ConvShape, Layer, Linear, Mode, Pass};
+use super::script::{self, Module, Place, Tree};
 use super::{Arch, Released};
 use crate::params::{Init, Scope};
 use crate::rng;
@@ -24,6 +25,7 @@ macro_rules! arch {
             branch: |scope, l| branch(scope, l, $size),
             head: linear,
             branch_head: linear,
+            script: |place| script(place, $size),
         }
     };
 }
@@ -46,6 +48,20 @@ const MLP_RATIO: i64 = 4;
 const NORM_EPS: f64 = 1e-5;
 /// Every linear layer and the position tables start as a normal of this deviation, biases at 0.
 const INIT: Init = Init::TruncNormal(0.02);
+
+impl Size {
+    /// The rate of drop-path of block `at` of stage l.
+    fn drop_path(self, l: usize, at: usize) -> f64 {
+        let before: usize = self.blocks[..l].iter().sum();
+        let last = self.blocks.iter().sum::<usize>() - 1;
+        self.drop_path * (before + at) as f64 / last as f64
+    }
+}
+
+/// By how much a block shifts its windows, by its place in the stage: odd ones by half a window.
+fn shift(at: usize) -> i64 {
+    if at % 2 == 1 { WINDOW / 2 } else { 0 }
+}
 
 const fn width(l: usize) -> i64 {
     96 << l
@@ -215,19 +231,17 @@ struct Block {
 }
 
 impl Block {
-    /// `at` is the block's place in its stage: odd ones shift their windows.
+    /// `at` is the block's place in its stage.
     fn new(scope: Scope, l: usize, at: usize, size: Size) -> Block {
         let c = width(l);
-        let before: usize = size.blocks[..l].iter().sum();
-        let last = size.blocks.iter().sum::<usize>() - 1;
         Block {
             norm1: LayerNorm::new(scope.sub("norm1"), c),
-            attention: Attention::new(scope.sub("attn"), c, HEADS[l], if at % 2 == 1 { WINDOW / 2 } else { 0 }),
+            attention: Attention::new(scope.sub("attn"), c, HEADS[l], shift(at)),
             norm2: LayerNorm::new(scope.sub("norm2"), c),
             expand: linear(scope.sub("mlp.0"), c, MLP_RATIO * c),
             contract: linear(scope.sub("mlp.3"), MLP_RATIO * c, c),
             name: scope.path().to_string(),
-            drop: size.drop_path * (before + at) as f64 / last as f64,
+            drop: size.drop_path(l, at),
         }
     }
 
@@ -285,6 +299,135 @@ fn branch(scope: &Scope, l: usize, size: Size) -> Box<dyn Layer> {
     }
     layers.push(Box::new(LayerNorm::new(scope.sub(2 * (3 - l)), width(3))));
     Box::new(ChannelsLast(layers))
+}
+
+fn script_norm(place: &Place) -> Module {
+    script::layer_norm(place, NORM_EPS)
+}
+
+fn script_merging(place: &Place) -> Module {
+    let body = "
+x = torch.constant_pad_nd(x, [0, 0, 0, x.size(2) % 2, 0, x.size(1) % 2])
+x = torch.cat([x[:, 0::2, 0::2], x[:, 1::2, 0::2], x[:, 0::2, 1::2], x[:, 1::2, 1::2]], 3)
+return self.reduction(self.norm(x))
+";
+    let merging = Module::new("PatchMerging", body);
+    merging.child("reduction", script::linear(&place.sub("reduction"))).child("norm", script_norm(&place.sub("norm")))
+}
+
+fn script_attention(place: &Place, heads: i64, shift: i64) -> Module {
+    let c = place.sub("proj").tensor("weight").size()[0];
+    let shifted = format!(
+        "
+rows = torch.arange(ph, device=x.device)
+if sy > 0:
+    rows = rows.ge(ph - {WINDOW}).type_as(rows) + rows.ge(ph - sy).type_as(rows)
+else:
+    rows = torch.zeros_like(rows)
+columns = torch.arange(pw, device=x.device)
+if sx > 0:
+    columns = columns.ge(pw - {WINDOW}).type_as(columns) + columns.ge(pw - sx).type_as(columns)
+else:
+    columns = torch.zeros_like(columns)
+region = 3 * rows.unsqueeze(1) + columns.unsqueeze(0)
+region = region.view(nh, {WINDOW}, nw, {WINDOW}).permute([0, 2, 1, 3]).reshape(-1, {n})
+mask = torch.ne(region.unsqueeze(1), region.unsqueeze(2)).type_as(scores) * -100.0
+scores = (scores.view(b, nh * nw, {heads}, {n}, {n}) + mask.unsqueeze(1)).view(-1, {heads}, {n}, {n})
+",
+        n = WINDOW * WINDOW
+    );
+    let indented: String = shifted.trim().lines().map(|line| format!("    {line}\n")).collect();
+    let body = format!(
+        "
+b, h, w = x.size(0), x.size(1), x.size(2)
+below, right = ({WINDOW} - h % {WINDOW}) % {WINDOW}, ({WINDOW} - w % {WINDOW}) % {WINDOW}
+x = torch.constant_pad_nd(x, [0, 0, 0, right, 0, below])
+ph, pw = h + below, w + right
+sy, sx = {shift}, {shift}
+if ph <= {WINDOW}:
+    sy = 0
+if pw <= {WINDOW}:
+    sx = 0
+if sy + sx > 0:
+    x = torch.roll(x, [-sy, -sx], [1, 2])
+nh, nw = ph // {WINDOW}, pw // {WINDOW}
+x = x.reshape(b, nh, {WINDOW}, nw, {WINDOW}, {c}).permute([0, 1, 3, 2, 4, 5]).reshape(b * nh * nw, {n}, {c})
+qkv = self.qkv(x).reshape(b * nh * nw, {n}, 3, {heads}, {each}).permute([2, 0, 3, 1, 4])
+q, k, v = qkv[0] * {scale:?}, qkv[1], qkv[2]
+bias = self.relative_position_bias_table.index_select(0, self.relative_position_index).view({n}, {n}, -1)
+scores = torch.matmul(q, k.transpose(-2, -1)) + bias.permute([2, 0, 1]).unsqueeze(0)
+if sy + sx > 0:
+{indented}x = torch.matmul(torch.softmax(scores, -1), v).transpose(1, 2).reshape(b * nh * nw, {n}, {c})
+x = self.proj(x).view(b, nh, nw, {WINDOW}, {WINDOW}, {c}).permute([0, 1, 3, 2, 4, 5]).reshape(b, ph, pw, {c})
+if sy + sx > 0:
+    x = torch.roll(x, [sy, sx], [1, 2])
+return x[:, :h, :w]
+",
+        n = WINDOW * WINDOW,
+        each = c / heads,
+        scale = ((c / heads) as f64).powf(-0.5),
+    );
+    let tensor = |name: &str| vec![(name.to_string(), place.tensor(name))];
+    let attention = Module {
+        parameters: tensor("relative_position_bias_table"),
+        buffers: tensor("relative_position_index"),
+        ..Module::new("ShiftedWindowAttention", &body)
+    };
+    attention.child("qkv", script::linear(&place.sub("qkv"))).child("proj", script::linear(&place.sub("proj")))
+}
+
+/// Drop-path at the rate of the architecture, in training only: for each image the residual branch or nothing.
+fn script_drop(rate: f64) -> Module {
+    let body = match rate {
+        0.0 => "return x".to_string(),
+        _ => format!(
+            "if self.training:\n    keep = torch.rand([x.size(0), 1, 1, 1], dtype=x.dtype, device=x.device).ge({rate:?}).type_as(x)\n    x = x * keep / {:?}\nreturn x",
+            1.0 - rate
+        ),
+    };
+    Module::new("StochasticDepth", &body)
+}
+
+fn script_block(place: &Place, l: usize, at: usize, size: Size) -> Module {
+    let mlp = place.sub("mlp");
+    let gelu = Module::new("GELU", "return torch.gelu(x)");
+    // torchvision's Dropout layers of rate 0 keep their numbers.
+    let drop = || Module::new("Dropout", "return x");
+    let mlp = script::sequential(vec![script::linear(&mlp.sub(0)), gelu, drop(), script::linear(&mlp.sub(3)), drop()]);
+    let body = "
+x = x + self.stochastic_depth(self.attn(self.norm1(x)))
+return x + self.stochastic_depth(self.mlp(self.norm2(x)))
+";
+    Module::new("SwinTransformerBlock", body)
+        .child("norm1", script_norm(&place.sub("norm1")))
+        .child("attn", script_attention(&place.sub("attn"), HEADS[l], shift(at)))
+        .child("stochastic_depth", script_drop(size.drop_path(l, at)))
+        .child("norm2", script_norm(&place.sub("norm2")))
+        .child("mlp", mlp)
+}
+
+/// As torchvision's classifier, whose `features` has the channels last between its children; the maps have them second.
+fn script(place: &Place, size: Size) -> Tree {
+    let features = place.sub("features");
+    let first = features.sub(0);
+    let patches = ConvShape { padding: 0, ..ConvShape::new(3, width(0), PATCH, PATCH) };
+    let permute = Module::new("Permute", "return x.permute([0, 2, 3, 1])");
+    let mut modules = vec![script::sequential(vec![script::conv(&first.sub(0), patches), permute, script_norm(&first.sub(2))])];
+    for l in 0..size.blocks.len() {
+        if l > 0 {
+            modules.push(script_merging(&features.sub(2 * l)));
+        }
+        let blocks = features.sub(2 * l + 1);
+        modules.push(script::sequential((0..size.blocks[l]).map(|i| script_block(&blocks.sub(i), l, i, size)).collect()));
+    }
+    let tree = Tree::default().holder("features", script::sequential(modules)).channels_last();
+    let stage = |tree: Tree, l: usize| {
+        let tree = tree.call(&format!("getattr(self.features, \"{}\")(x)", 2 * l));
+        tree.call(&format!("getattr(self.features, \"{}\")(x)", 2 * l + 1)).map()
+    };
+    let tree = (0..size.blocks.len()).fold(tree, stage);
+    let tree = tree.neck("norm", script_norm(&place.sub("norm"))).neck("avgpool", script::avg_pool());
+    tree.tail("self.norm(x)").tail("self.avgpool(x.permute([0, 3, 1, 2]))")
 }
 
 #[cfg(test)]

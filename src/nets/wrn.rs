@@ -4,6 +4,7 @@
 use tch::Tensor;
 
 use super::layers::{BatchNorm, BnRelu, Chain, Conv, ConvBn, ConvShape, Layer, Linear, Pass};
+use super::script::{self, Module, Place, Tree};
 use super::{Arch, Released};
 use crate::params::Scope;
 
@@ -21,6 +22,7 @@ macro_rules! arch {
             branch: |scope, l| branch(scope, l, $widen, ($depth - 4) / 6),
             head: Linear::zero_bias,
             branch_head: Linear::zero_bias,
+            script: |place| script(place, ($depth - 4) / 6),
         }
     };
 }
@@ -91,4 +93,29 @@ fn branch(scope: &Scope, l: usize, widen: i64, n: usize) -> Box<dyn Layer> {
     let mut layers: Vec<Box<dyn Layer>> = (l + 1..3).map(|next| blocks(body.sub(next - l - 1), next, widen, n)).collect();
     layers.push(Box::new(BnRelu(norm)));
     Box::new(Chain(layers))
+}
+
+fn script_block(place: &Place, stride: i64, changes: bool) -> Module {
+    let shortcut = if changes { "self.convShortcut(active)" } else { "x" };
+    let body = format!(
+        "active = torch.relu_(self.bn1(x))\ny = self.conv2(torch.relu_(self.bn2(self.conv1(active))))\nreturn y + {shortcut}"
+    );
+    let norm = |name: &str| script::batch_norm(&place.sub(name));
+    let block = Module::new("BasicBlock", &body).child("bn1", norm("bn1")).child("conv1", script::plain_conv(&place.sub("conv1"), stride));
+    let block = block.child("bn2", norm("bn2")).child("conv2", script::plain_conv(&place.sub("conv2"), 1));
+    if changes { block.child("convShortcut", script::plain_conv(&place.sub("convShortcut"), stride)) } else { block }
+}
+
+fn script(place: &Place, n: usize) -> Tree {
+    let stage = |tree: Tree, l: usize| {
+        let name = format!("block{}", l + 1);
+        let at = place.sub(&name);
+        let blocks = at.sub("layer");
+        let block = |i: usize| script_block(&blocks.sub(i), if l > 0 && i == 0 { 2 } else { 1 }, i == 0);
+        let stage = Module::new("NetworkBlock", "return self.layer(x)").child("layer", script::sequential((0..n).map(block).collect()));
+        tree.step(&name, stage).map()
+    };
+    let tree = (0..3).fold(Tree::default().step("conv1", script::plain_conv(&place.sub("conv1"), 1)), stage);
+    let tree = tree.neck("bn1", script::batch_norm(&place.sub("bn1"))).neck("avgpool", script::avg_pool());
+    tree.tail("torch.relu_(self.bn1(x))").tail("self.avgpool(x)")
 }

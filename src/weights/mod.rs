@@ -3,6 +3,7 @@
 
 mod pth;
 pub mod safetensors;
+pub mod torchscript;
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
