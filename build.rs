@@ -1,5 +1,6 @@
 //! Gives every binary, test and bench an rpath to libtorch, so that they run with an empty environment and outlive the clone, and
-//! tells the code which commit it was built from. Compiles the one C++ file: tch has no way to build a TorchScript module.
+//! tells the code which commit it was built from. Compiles the C++ files: tch has no way to build a TorchScript module or an
+//! autograd function.
 
 use std::path::Path;
 use std::process::Command;
@@ -19,13 +20,13 @@ fn main() {
         println!("cargo:rustc-link-arg=-Wl,--no-as-needed");
         println!("cargo:rustc-link-arg=-ltorch");
     }
-    torchscript(&dir);
+    cpp(&dir);
 }
 
-/// Compiles src/weights/torchscript.cpp with the headers that lie beside the library folder, as torch-sys compiles its own.
-fn torchscript(lib: &Path) {
-    let source = "src/weights/torchscript.cpp";
-    println!("cargo:rerun-if-changed={source}");
+/// Compiled with the headers that lie beside the library folder, as torch-sys compiles its own.
+fn cpp(lib: &Path) {
+    let sources = ["src/weights/torchscript.cpp", "src/nets/convolution.cpp", "src/nets/norm.cpp"];
+    sources.iter().for_each(|source| println!("cargo:rerun-if-changed={source}"));
     println!("cargo:rerun-if-env-changed=LIBTORCH_INCLUDE");
     println!("cargo:rerun-if-env-changed=LIBTORCH_CXX11_ABI");
     let include = std::env::var("LIBTORCH_INCLUDE").map_or_else(|_| lib.join("../include"), |dir| Path::new(&dir).join("include"));
@@ -35,13 +36,13 @@ fn torchscript(lib: &Path) {
     let abi = std::env::var("LIBTORCH_CXX11_ABI").unwrap_or_else(|_| "1".to_string());
     cc::Build::new()
         .cpp(true)
-        .file(source)
+        .files(sources)
         .include(&include)
         .include(include.join("torch/csrc/api/include"))
         .flag("-std=c++17")
         .flag(format!("-D_GLIBCXX_USE_CXX11_ABI={abi}"))
         .warnings(false) // of torch's headers
-        .compile("mcl_torchscript");
+        .compile("mcl_cpp");
 }
 
 /// MCL_COMMIT, where this is a git checkout.

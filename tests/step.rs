@@ -119,7 +119,8 @@ fn names_of_the_state_are_unique() {
 fn two_steps(archs: &[&str], side: i64, options: &str) {
     let mut engine = engine_of(archs, "l_mcl", options);
     let before: Vec<Tensor> = engine.theta.tensors().iter().map(|t| t.detach().copy()).collect();
-    let pi = |e: &Engine| -> Vec<Tensor> { e.method.state().into_iter().filter(|(n, _)| n.starts_with("pi.")).map(|(_, t)| t.copy()).collect() };
+    let pi =
+        |e: &Engine| -> Vec<Tensor> { e.method.state().into_iter().filter(|(n, _)| n.starts_with("pi.")).map(|(_, t)| t.copy()).collect() };
     let pi_before = pi(&engine);
     for step in 0..2 {
         let report = engine.step(&[batch_of(side, 0, 8)], clock(step), None).unwrap();
@@ -127,7 +128,8 @@ fn two_steps(archs: &[&str], side: i64, options: &str) {
         assert_eq!(report.meta_seconds.is_some(), step == 0);
         let lambdas: Vec<f64> = report.notes.iter().filter(|(n, _)| n.starts_with("lambda.")).map(|(_, t)| t.double_value(&[])).collect();
         let depths: Vec<usize> = archs.iter().map(|name| nets::find(name).unwrap().depth).collect();
-        let pairs: usize = (0..depths.len()).flat_map(|a| (a + 1..depths.len()).map(move |b| (a, b))).map(|(a, b)| depths[a] * depths[b]).sum();
+        let pairs: usize =
+            (0..depths.len()).flat_map(|a| (a + 1..depths.len()).map(move |b| (a, b))).map(|(a, b)| depths[a] * depths[b]).sum();
         assert_eq!(lambdas.len(), pairs);
         let (low, high) = (1.0 / (1.0 + 1f64.exp()), 1.0 / (1.0 + (-1f64).exp()));
         assert!(lambdas.iter().all(|l| (low..=high).contains(l)), "{lambdas:?}");

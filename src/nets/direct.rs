@@ -5,6 +5,9 @@ use std::cell::RefCell;
 
 use tch::{Device, Kind, Tensor};
 
+#[cfg(target_arch = "x86_64")]
+use super::lanes::{Avx2, Avx512};
+use super::lanes::{Instructions, LANES, Lanes, instructions};
 use super::layers::ConvShape;
 
 /// What comes after the convolution and its bias.
@@ -16,8 +19,17 @@ pub enum Then<'a> {
     AddRelu(&'a Tensor),
 }
 
-/// Output channels computed together: two registers of AVX2, one of AVX-512.
-const LANES: usize = 16;
+impl Then<'_> {
+    /// What comes after `ys`, in place: neither BatchNorm nor a convolution needs its own output for its derivative.
+    pub fn after(self, mut ys: Tensor) -> Tensor {
+        match self {
+            Then::Nothing => ys,
+            Then::Relu => ys.relu_(),
+            Then::AddRelu(shortcut) => ys.g_add_(shortcut).relu_(),
+        }
+    }
+}
+
 /// Bytes of weights that stay in the first-level cache while they pass over a map.
 const WEIGHTS_AT_ONCE: usize = 18 << 10;
 /// Beyond this, weights leave the second-level cache and libtorch's blocking wins.
@@ -33,114 +45,6 @@ pub struct Direct {
 thread_local! {
     /// One image with zeros around it.
     static PADDED: RefCell<Vec<f32>> = const { RefCell::new(vec![]) };
-}
-
-/// `LANES` numbers in registers. All methods are inlined into a function that has the instructions.
-trait Lanes: Copy {
-    /// # Safety
-    /// `LANES` numbers can be read there.
-    unsafe fn load(from: *const f32) -> Self;
-    /// # Safety
-    /// `LANES` numbers can be written there.
-    unsafe fn store(self, to: *mut f32);
-    /// self + x * weights
-    unsafe fn add_product(self, x: f32, weights: Self) -> Self;
-    unsafe fn add(self, other: Self) -> Self;
-    unsafe fn relu(self) -> Self;
-}
-
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use std::arch::x86_64::*;
-
-    use super::Lanes;
-
-    #[derive(Clone, Copy)]
-    pub struct Avx2(__m256, __m256);
-
-    impl Lanes for Avx2 {
-        #[inline(always)]
-        unsafe fn load(from: *const f32) -> Avx2 {
-            unsafe { Avx2(_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))) }
-        }
-
-        #[inline(always)]
-        unsafe fn store(self, to: *mut f32) {
-            unsafe {
-                _mm256_storeu_ps(to, self.0);
-                _mm256_storeu_ps(to.add(8), self.1);
-            }
-        }
-
-        #[inline(always)]
-        unsafe fn add_product(self, x: f32, weights: Avx2) -> Avx2 {
-            unsafe {
-                let x = _mm256_set1_ps(x);
-                Avx2(_mm256_fmadd_ps(x, weights.0, self.0), _mm256_fmadd_ps(x, weights.1, self.1))
-            }
-        }
-
-        #[inline(always)]
-        unsafe fn add(self, other: Avx2) -> Avx2 {
-            unsafe { Avx2(_mm256_add_ps(self.0, other.0), _mm256_add_ps(self.1, other.1)) }
-        }
-
-        #[inline(always)]
-        unsafe fn relu(self) -> Avx2 {
-            unsafe { Avx2(_mm256_max_ps(self.0, _mm256_setzero_ps()), _mm256_max_ps(self.1, _mm256_setzero_ps())) }
-        }
-    }
-
-    #[derive(Clone, Copy)]
-    pub struct Avx512(__m512);
-
-    impl Lanes for Avx512 {
-        #[inline(always)]
-        unsafe fn load(from: *const f32) -> Avx512 {
-            unsafe { Avx512(_mm512_loadu_ps(from)) }
-        }
-
-        #[inline(always)]
-        unsafe fn store(self, to: *mut f32) {
-            unsafe { _mm512_storeu_ps(to, self.0) }
-        }
-
-        #[inline(always)]
-        unsafe fn add_product(self, x: f32, weights: Avx512) -> Avx512 {
-            unsafe { Avx512(_mm512_fmadd_ps(_mm512_set1_ps(x), weights.0, self.0)) }
-        }
-
-        #[inline(always)]
-        unsafe fn add(self, other: Avx512) -> Avx512 {
-            unsafe { Avx512(_mm512_add_ps(self.0, other.0)) }
-        }
-
-        #[inline(always)]
-        unsafe fn relu(self) -> Avx512 {
-            unsafe { Avx512(_mm512_max_ps(self.0, _mm512_setzero_ps())) }
-        }
-    }
-}
-
-#[derive(Clone, Copy)]
-enum Instructions {
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-}
-
-fn instructions() -> Option<Instructions> {
-    #[cfg(target_arch = "x86_64")]
-    {
-        if is_x86_feature_detected!("avx512f") {
-            return Some(Instructions::Avx512);
-        }
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            return Some(Instructions::Avx2);
-        }
-    }
-    None
 }
 
 fn is_ours(map: &Tensor) -> bool {
@@ -241,13 +145,13 @@ impl Direct {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f")]
     unsafe fn image_avx512(&self, input: &[f32], map: &Map, other: Option<&[f32]>, out: &mut [f32]) {
-        unsafe { self.whole::<x86::Avx512, 14>(input, map, other, out) }
+        unsafe { self.whole::<Avx512, 14>(input, map, other, out) }
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma")]
     unsafe fn image_avx2(&self, input: &[f32], map: &Map, other: Option<&[f32]>, out: &mut [f32]) {
-        unsafe { self.whole::<x86::Avx2, 6>(input, map, other, out) }
+        unsafe { self.whole::<Avx2, 6>(input, map, other, out) }
     }
 
     /// One image, `TILE` positions at a time: as many sums as the registers hold.

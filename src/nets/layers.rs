@@ -4,7 +4,9 @@ use std::cell::{Cell, RefCell};
 
 use tch::{Kind, Tensor};
 
+use super::convolution::convolution;
 use super::direct::{Direct, Then};
+use super::norm;
 use crate::params::{Init, Scope};
 
 /// A part of a network: one tensor in, one tensor out. Not tch's `ModuleT`, because a pass is more than train or eval (see `Pass`).
@@ -133,7 +135,8 @@ impl Conv {
 
     fn apply(&self, xs: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
         let ConvShape { stride: s, padding: p, dilation: d, groups, .. } = self.shape;
-        let ys = xs.conv2d(weight, bias, [s, s], [p, p], [d, d], groups);
+        let ours = bias.is_none() && weight.requires_grad() && !xs.device().is_cuda();
+        let ys = if ours { convolution(xs, weight, self.shape) } else { xs.conv2d(weight, bias, [s, s], [p, p], [d, d], groups) };
         count_macs(&ys, self.shape.fan_in());
         ys
     }
@@ -177,21 +180,34 @@ impl BatchNorm {
         (scale, shift)
     }
 
-    /// With a ReLU in place: BatchNorm's backward needs its input, not its output.
+    /// With a ReLU.
     pub fn relu(&self, xs: &Tensor, pass: Pass) -> Tensor {
-        self.forward(xs, pass).relu_()
+        self.run(xs, Then::Relu, pass)
     }
-}
 
-impl Layer for BatchNorm {
-    fn forward(&self, xs: &Tensor, pass: Pass) -> Tensor {
+    fn run(&self, xs: &Tensor, then: Then, pass: Pass) -> Tensor {
         let train = pass.mode == Mode::Train;
         if train {
             let _guard = tch::no_grad_guard();
             let _ = self.batches.shallow_clone().g_add_scalar_(1);
         }
+        if train && norm::serves(xs) {
+            let state = norm::State { weight: &self.weight, bias: &self.bias, mean: &self.mean, var: &self.var };
+            let (residual, relu) = match then {
+                Then::Nothing => (None, false),
+                Then::Relu => (None, true),
+                Then::AddRelu(shortcut) => (Some(shortcut), true),
+            };
+            return norm::train(xs, state, residual, relu, BN_MOMENTUM, BN_EPS);
+        }
         let (weight, bias, mean, var) = (Some(&self.weight), Some(&self.bias), Some(&self.mean), Some(&self.var));
-        xs.batch_norm(weight, bias, mean, var, train, BN_MOMENTUM, BN_EPS, true)
+        then.after(xs.batch_norm(weight, bias, mean, var, train, BN_MOMENTUM, BN_EPS, true))
+    }
+}
+
+impl Layer for BatchNorm {
+    fn forward(&self, xs: &Tensor, pass: Pass) -> Tensor {
+        self.run(xs, Then::Nothing, pass)
     }
 }
 
@@ -234,21 +250,16 @@ impl ConvBn {
     }
 
     fn run(&self, xs: &Tensor, then: Then, pass: Pass) -> Tensor {
-        let mut ys = match pass.mode {
-            Mode::Train | Mode::Eval => self.bn.forward(&self.conv.forward(xs, pass), pass),
+        match pass.mode {
+            Mode::Train | Mode::Eval => self.bn.run(&self.conv.forward(xs, pass), then, pass),
             Mode::Frozen => match self.frozen.borrow_mut().get_or_insert_with(|| self.freeze(xs)) {
-                Frozen::Folded { weight, bias } => self.conv.apply(xs, weight, Some(bias)),
+                Frozen::Folded { weight, bias } => then.after(self.conv.apply(xs, weight, Some(bias))),
                 Frozen::Direct(direct) => {
                     let ys = direct.apply(xs, then);
                     count_macs(&ys, self.conv.shape.fan_in());
-                    return ys;
+                    ys
                 }
             },
-        };
-        match then {
-            Then::Nothing => ys,
-            Then::Relu => ys.relu_(),
-            Then::AddRelu(shortcut) => ys.g_add_(shortcut).relu_(),
         }
     }
 

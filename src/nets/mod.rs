@@ -1,9 +1,13 @@
 //! Architectures and the networks built from them. A network is a list of stages and a neck; the auxiliary branches of L-MCL come
 //! from the same bricks with fresh weights, so an architecture is described once.
 
+mod convolution;
 mod direct;
 mod hcgnet;
+mod lanes;
 pub mod layers;
+mod norm;
+mod parallel;
 mod residual;
 mod resnet_cifar;
 mod resnet_imagenet;
