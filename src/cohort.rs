@@ -4,7 +4,7 @@ use tch::{Device, Kind};
 
 use crate::data::Batch;
 use crate::nets::layers::{Mode, Pass};
-use crate::nets::{Arch, Branch, Network, Outputs};
+use crate::nets::{Arch, Branch, Network, Outputs, Precision, autocast};
 use crate::params::{Params, Scope};
 use crate::rng;
 
@@ -25,11 +25,14 @@ pub struct Cohort {
     pub threads: usize,
     /// Stochastic depth in training, for architectures that have it.
     pub drop_path: bool,
+    /// What forward passes in training are autocast to.
+    pub precision: Precision,
 }
 
 impl Peer {
     pub fn forward(&self, images: &tch::Tensor, pass: Pass) -> Outputs {
-        self.net.answer(self.net.maps(images, pass), &self.branches, pass)
+        let _scope = autocast(pass.precision, images.device());
+        self.net.answer(self.net.maps(images, pass), &self.branches, pass).in_f32()
     }
 }
 
@@ -62,13 +65,14 @@ impl Cohort {
             let branches = if branches { Branch::all(arch, &aux_scope, classes) } else { vec![] };
             peers.push(Peer { arch, net, branches, params: scope.params(), aux: aux_scope.params() });
         }
-        Cohort { peers, shared_stages, threads, drop_path: false }
+        Cohort { peers, shared_stages, threads, drop_path: false, precision: Precision::F32 }
     }
 
     /// All peers on one batch, each on its own view if there are several.
     pub fn forward(&mut self, batch: &Batch, mode: Mode) -> Vec<Outputs> {
         let drop_path = self.drop_path;
-        let pass = move |m: usize| Pass { mode, noise: rng::derive(batch.noise, "peer", m as u64), drop_path };
+        let precision = if mode == Mode::Train { self.precision } else { Precision::F32 };
+        let pass = move |m: usize| Pass { mode, noise: rng::derive(batch.noise, "peer", m as u64), drop_path, precision };
         let view = |m: usize| batch.views[m % batch.views.len()].shallow_clone();
         if self.shared_stages > 0 && batch.views.len() == 1 {
             return self.forward_trunk(batch, pass(0));
@@ -98,6 +102,7 @@ impl Cohort {
 
     /// The shared stages once, then every peer from there.
     fn forward_trunk(&self, batch: &Batch, pass: Pass) -> Vec<Outputs> {
+        let _scope = autocast(pass.precision, batch.views[0].device());
         let mut trunk: Vec<tch::Tensor> = vec![];
         for stage in &self.peers[0].net.stages[..self.shared_stages] {
             trunk.push(stage.forward(trunk.last().unwrap_or(&batch.views[0]), pass));
@@ -107,7 +112,7 @@ impl Cohort {
             for stage in &peer.net.stages[self.shared_stages..] {
                 maps.push(stage.forward(maps.last().expect("a trunk has stages"), pass));
             }
-            peer.net.answer(maps, &peer.branches, pass)
+            peer.net.answer(maps, &peer.branches, pass).in_f32()
         };
         self.peers.iter().map(from_trunk).collect()
     }

@@ -8,6 +8,7 @@ use sha2::{Digest, Sha256};
 use toml::{Table, Value};
 
 use crate::error::{Error, Result};
+use crate::nets::Precision;
 use crate::optim::{Rule, Schedule};
 
 /// A run, resolved.
@@ -58,12 +59,6 @@ pub enum OptimizerName {
     Adamw,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Precision {
-    F32,
-}
-
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Train {
@@ -83,6 +78,7 @@ pub struct Train {
     pub accumulate: usize,
     /// Largest norm of the whole gradient; 0 is off.
     pub clip: f64,
+    /// What networks train in; the meta step and every evaluation are in f32.
     pub precision: Precision,
     /// Threads the peers of a cohort run on; 1 runs them one after another.
     pub peer_threads: usize,

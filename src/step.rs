@@ -10,8 +10,8 @@ use crate::data::{Batch, Mix};
 use crate::error::{Error, Result};
 use crate::losses::terms::{Term, Terms};
 use crate::methods::{Batches, Clock, Group, Method, Start, Stepped};
-use crate::nets::Outputs;
 use crate::nets::layers::{Mode, Pass};
+use crate::nets::{LossScale, Outputs};
 use crate::optim::{Optimizer, Rule, grads, grads_keeping_graph};
 use crate::params::{Named, Params};
 use crate::rng;
@@ -27,6 +27,8 @@ pub struct Engine {
     pub groups: Vec<(Group, Optimizer)>,
     /// Mixup and CutMix; none unless the recipe asks.
     pub mix: Option<Mix>,
+    /// With networks that train in f16.
+    pub loss_scale: Option<LossScale>,
 }
 
 /// One row of the loss table, without its graph.
@@ -43,8 +45,9 @@ pub struct StepReport {
     /// Rows of one name add up.
     pub terms: Vec<TermValue>,
     pub notes: Vec<(String, Tensor)>,
-    /// The norm of the whole gradient (of that from the main backward pass), before clipping.
-    pub grad_norm: Tensor,
+    /// The norm of the whole gradient (of that from the main backward pass), before clipping; none where f16 overflowed and the step
+    /// was skipped.
+    pub grad_norm: Option<Tensor>,
     /// What `after_step` reported.
     pub extra: Vec<(String, f64)>,
     /// Seconds of the meta step, when this step had one.
@@ -63,7 +66,7 @@ impl Engine {
                 (group, optimizer)
             })
             .collect();
-        Engine { cohort, method, theta, optimizer, groups, mix: None }
+        Engine { cohort, method, theta, optimizer, groups, mix: None, loss_scale: None }
     }
 
     /// One step on `batches` (several: gradient accumulation, the mean of their gradients). The weights are touched only when every
@@ -72,6 +75,7 @@ impl Engine {
         let together = self.groups.iter().filter(|(g, _)| !g.apart).flat_map(|(g, _)| g.params.tensors());
         let vars: Vec<Tensor> = self.theta.tensors().into_iter().chain(together).collect();
         let share = 1.0 / batches.len() as f64;
+        let scale = self.loss_scale.as_ref().map_or(1.0, LossScale::scale);
         let (mut rows, mut notes): (Vec<Term>, _) = (vec![], vec![]);
         let mut gradient: Vec<Tensor> = vec![];
         // Of the groups stepped apart, in the order of the groups; empty for the others and where a step has no row for the group.
@@ -90,21 +94,32 @@ impl Engine {
             for ((group, _), sum) in self.groups.iter().zip(&mut apart).filter(|((g, _), _)| g.apart) {
                 if let Some(own) = terms.total_apart(group.name) {
                     let own = own * share;
-                    accumulate(sum, grads_keeping_graph(&own, &group.params.tensors()));
+                    accumulate(sum, grads_keeping_graph(&(&own * scale), &group.params.tensors()));
                     value = value + own.detach();
                 }
             }
-            accumulate(&mut gradient, grads(&loss, &vars, false));
+            accumulate(&mut gradient, grads(&(loss * scale), &vars, false));
             total = Some(total.map_or(value.shallow_clone(), |sum| sum + value));
             rows.extend(terms.rows.into_iter().map(|row| Term { value: row.value.detach() * share, ..row }));
             notes.extend(terms.notes);
             self.method.after_batch(&outs, batch, clock)?;
         }
         let total = total.ok_or_else(|| Error::failed("a step needs at least one batch"))?;
+        if scale != 1.0 {
+            apart.iter_mut().chain([&mut gradient]).flatten().for_each(|g| drop(g.g_mul_scalar_(1.0 / scale)));
+        }
         let grad_norm = norm(&gradient);
         let apart_norms: Vec<Option<Tensor>> = apart.iter().map(|g| (!g.is_empty()).then(|| norm(g))).collect();
         let check = apart_norms.iter().flatten().fold(&total + &grad_norm, |sum, norm| sum + norm);
-        if check.isfinite().int64_value(&[]) == 0 {
+        let finite = check.isfinite().int64_value(&[]) != 0;
+        let mut skip = false;
+        if let Some(loss_scale) = &mut self.loss_scale {
+            notes.push(("loss_scale".into(), Tensor::from(scale)));
+            // A gradient beyond f16's range is the scale's business as long as the terms are finite and the scale can fall.
+            skip = !finite && scale > 1.0 && total.isfinite().int64_value(&[]) != 0;
+            loss_scale.update(finite);
+        }
+        if !finite && !skip {
             return Err(self.diverged(&rows, &gradient, &apart, clock));
         }
         if let Some(clip) = clip {
@@ -121,12 +136,14 @@ impl Engine {
             rest = tail;
             head
         };
-        self.optimizer.step(&self.theta, take(self.theta.vars.len()), clock.lr);
-        for ((group, optimizer), own) in self.groups.iter_mut().zip(&apart) {
-            if !group.apart {
-                optimizer.step(&group.params, take(group.params.vars.len()), group.rate.at(clock));
-            } else if !own.is_empty() {
-                optimizer.step(&group.params, own, group.rate.at(clock));
+        if !skip {
+            self.optimizer.step(&self.theta, take(self.theta.vars.len()), clock.lr);
+            for ((group, optimizer), own) in self.groups.iter_mut().zip(&apart) {
+                if !group.apart {
+                    optimizer.step(&group.params, take(group.params.vars.len()), group.rate.at(clock));
+                } else if !own.is_empty() {
+                    optimizer.step(&group.params, own, group.rate.at(clock));
+                }
             }
         }
         let batch = batches.last().expect("there is a batch");
@@ -135,7 +152,7 @@ impl Engine {
         let extra = self.method.after_step(Stepped { cohort: &mut self.cohort, theta: &self.theta, batch, outs: &outs, clock })?;
         let meta_seconds = meta.then(|| started.elapsed().as_secs_f64());
         let terms = rows.into_iter().map(|Term { name, peer, weight, value, .. }| TermValue { name, peer, weight, value }).collect();
-        Ok(StepReport { terms, notes, grad_norm, extra, meta_seconds })
+        Ok(StepReport { terms, notes, grad_norm: (!skip).then_some(grad_norm), extra, meta_seconds })
     }
 
     /// The losses with a second forward pass on the mixed views.
@@ -188,6 +205,7 @@ impl Engine {
             state.extend(prefixed(format!("group.{}.", group.name), own.collect()));
             state.extend(prefixed(format!("group.{}.optimizer.", group.name), optimizer.state()));
         }
+        state.extend(self.loss_scale.iter().map(|scale| ("loss_scale".to_string(), scale.state.shallow_clone())));
         state.extend(prefixed("method.".into(), self.method.state()));
         state
     }

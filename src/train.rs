@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::files;
 use crate::methods::{self, Batches, Clock, Needs, Task, Views};
 use crate::metrics::{self, CohortAccuracy, Meter, Row};
-use crate::nets::{self, Arch};
+use crate::nets::{self, Arch, LossScale, Precision};
 use crate::recipe::Recipe;
 use crate::runs::{self, RunFolder};
 use crate::step::{Engine, StepReport};
@@ -204,8 +204,9 @@ impl<'a> Trainer<'a> {
             Kind::Float,
             t.seed,
         );
-        cohort.drop_path = t.drop_path;
-        let engine = Engine { mix: mixes.then_some(mix), ..Engine::new(cohort, method, rule) };
+        (cohort.drop_path, cohort.precision) = (t.drop_path, t.precision);
+        let loss_scale = (t.precision == Precision::F16).then(LossScale::default);
+        let engine = Engine { mix: mixes.then_some(mix), loss_scale, ..Engine::new(cohort, method, rule) };
 
         let mut progress = Progress::default();
         if checkpoints.any() {
@@ -386,7 +387,9 @@ impl<'a> Trainer<'a> {
         for (name, value) in &report.notes {
             self.meter.add(name, value);
         }
-        self.meter.add("grad_norm", &report.grad_norm);
+        if let Some(norm) = &report.grad_norm {
+            self.meter.add("grad_norm", norm);
+        }
         self.meter.add_value("lr", lr);
         for (name, value) in &report.extra {
             self.meter.add_value(name, *value);

@@ -4,7 +4,7 @@ use mcl::cohort::Cohort;
 use mcl::data::Batch;
 use mcl::error::Error;
 use mcl::methods::{self, Clock, Task};
-use mcl::nets;
+use mcl::nets::{self, LossScale, Precision};
 use mcl::optim::Rule;
 use mcl::step::Engine;
 use tch::{Device, Kind, Tensor};
@@ -124,7 +124,7 @@ fn two_steps(archs: &[&str], side: i64, options: &str) {
     let pi_before = pi(&engine);
     for step in 0..2 {
         let report = engine.step(&[batch_of(side, 0, 8)], clock(step), None).unwrap();
-        assert!(total(&report).is_finite() && report.grad_norm.double_value(&[]) > 0.0);
+        assert!(total(&report).is_finite() && report.grad_norm.as_ref().unwrap().double_value(&[]) > 0.0);
         assert_eq!(report.meta_seconds.is_some(), step == 0);
         let lambdas: Vec<f64> = report.notes.iter().filter(|(n, _)| n.starts_with("lambda.")).map(|(_, t)| t.double_value(&[])).collect();
         let depths: Vec<usize> = archs.iter().map(|name| nets::find(name).unwrap().depth).collect();
@@ -158,5 +158,49 @@ fn three_networks_learn_together() {
 
 #[test]
 fn two_swin_t_learn_on_small_images() {
-    two_steps(&["swin_t", "swin_t"], 64, "hvp = \"difference\"");
+    two_steps(&["swin_t", "swin_t"], 32, "hvp = \"difference\"");
+}
+
+/// The change of every weight in one step, as one vector; and the loss.
+fn one_step(precision: Precision) -> (Tensor, f64) {
+    let mut engine = engine("l_mcl", "");
+    engine.cohort.precision = precision;
+    // Small enough that nothing overflows at once.
+    engine.loss_scale = (precision == Precision::F16).then(|| LossScale { state: Tensor::from_slice(&[128f64, 0.0]) });
+    let flat = |e: &Engine| Tensor::cat(&e.theta.tensors().iter().map(|t| t.detach().flatten(0, -1).copy()).collect::<Vec<_>>(), 0);
+    let before = flat(&engine);
+    let report = engine.step(&[batch(0, 8)], clock(1), None).unwrap();
+    (flat(&engine) - before, total(&report))
+}
+
+#[test]
+fn half_the_bits_step_in_the_same_direction() {
+    let (whole, loss) = one_step(Precision::F32);
+    for (precision, near) in [(Precision::Bf16, 0.05), (Precision::F16, 0.01)] {
+        let (step, rounded) = one_step(precision);
+        assert_ne!(rounded, loss, "{precision:?} changed nothing");
+        assert!((rounded / loss - 1.0).abs() < near, "{precision:?}: loss {rounded} instead of {loss}");
+        let cosine = ((&step * &whole).sum(None) / (step.norm() * whole.norm())).double_value(&[]);
+        assert!(cosine > 0.95, "{precision:?}: cosine {cosine}");
+        assert_eq!(step.kind(), Kind::Float);
+    }
+}
+
+#[test]
+fn an_overflow_in_f16_skips_the_step_and_halves_the_scale() {
+    let mut engine = engine("baseline", "");
+    engine.cohort.precision = Precision::F16;
+    engine.loss_scale = Some(LossScale::default());
+    let weights = |e: &Engine| -> Vec<Tensor> { e.theta.tensors().iter().map(|t| t.detach().copy()).collect() };
+    engine.loss_scale.as_mut().unwrap().state.copy_(&Tensor::from_slice(&[1e30f64, 7.0]));
+    let before = weights(&engine);
+    let report = engine.step(&[batch(0, 8)], clock(1), None).unwrap();
+    assert!(report.grad_norm.is_none() && total(&report).is_finite());
+    assert_eq!(weights(&engine), before);
+    let (_, kept) = engine.state().into_iter().find(|(name, _)| name == "loss_scale").unwrap();
+    assert_eq!(Vec::<f64>::try_from(&kept).unwrap(), [5e29, 0.0]);
+    kept.shallow_clone().copy_(&Tensor::from_slice(&[1024f64, 1999.0]));
+    assert!(engine.step(&[batch(0, 8)], clock(1), None).unwrap().grad_norm.is_some());
+    assert_ne!(weights(&engine), before);
+    assert_eq!(engine.loss_scale.as_ref().unwrap().scale(), 2048.0, "doubled after 2000 good steps");
 }

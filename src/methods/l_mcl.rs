@@ -17,8 +17,8 @@ use crate::error::{Error, Result};
 use crate::losses::contrast::{self, Contrast, MemoryTargets, Mimicry, Pairs, Parts, Recall, Targets};
 use crate::losses::logit;
 use crate::losses::terms::Terms;
-use crate::nets::Outputs;
 use crate::nets::layers::Mode as NetMode;
+use crate::nets::{Outputs, Precision};
 use crate::optim::reverse_hg::{Adjoint, Held, Hvp, Leave, Unroll, hypergradient};
 use crate::optim::{Optimizer, Rule};
 use crate::params::{Named, Params, Scope};
@@ -521,17 +521,10 @@ impl LMcl {
         let theta = theta.chain(&self.head_params.prefixed("heads."));
         let mut held: Vec<Option<Frozen>> = (0..inner).map(|_| None).collect();
         let mut first: Option<Vec<Tensor>> = None;
-        // Channels_last is the faster layout of every pass but one: libtorch's second derivative of BatchNorm takes its sums over it
-        // half as fast, and the whole double backward is a third slower.
-        let planar = (hvp == Hvp::Exact).then(|| Batch {
-            views: batch.views.iter().map(Tensor::contiguous).collect(),
-            labels: batch.labels.shallow_clone(),
-            index: batch.index.shallow_clone(),
-            noise: batch.noise,
-        });
+        // Second derivatives and differences of gradients drown in the rounding of half the bits.
+        let precision = std::mem::replace(&mut cohort.precision, Precision::F32);
         let gradient = hypergradient(&theta, &self.meta_params.tensors(), unroll, &mut |k, how| {
-            let twice = planar.as_ref().filter(|_| how == Held::Remembered);
-            let outs = cohort.forward(twice.unwrap_or(batch), NetMode::Train);
+            let outs = cohort.forward(batch, NetMode::Train);
             if k >= inner {
                 let rows: Vec<Tensor> = outs.iter().map(|own| logit::task(&own.logits, &batch.labels, self.smoothing)).collect();
                 return Ok(Tensor::stack(&rows, 0).sum(None));
@@ -548,7 +541,9 @@ impl LMcl {
                 held[k] = Some(evaluated.frozen);
             }
             Ok(Tensor::stack(&rows, 0).sum(None))
-        })?;
+        });
+        cohort.precision = precision;
+        let gradient = gradient?;
         // The released code's last evaluation after its rollback also updates the bank once more.
         if let (true, Some(bank), Some(embeds)) = (reference, &mut self.bank, first) {
             bank.update(&embeds, &batch.labels, &batch.index);

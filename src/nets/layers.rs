@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 
 use tch::{Kind, Tensor};
 
+use super::autocast::Precision;
 use super::convolution::convolution;
 use super::direct::{Direct, Then};
 use super::norm;
@@ -32,15 +33,17 @@ pub struct Pass {
     pub noise: u64,
     /// Whether residual branches are dropped at the rates of the architecture (Swin); only `Mode::Train` ever drops.
     pub drop_path: bool,
+    /// What a peer's pass is autocast to; layers of their own derivatives leave all but f32 to libtorch's, which casts.
+    pub precision: Precision,
 }
 
 impl Pass {
-    pub const EVAL: Pass = Pass { mode: Mode::Eval, noise: 0, drop_path: false };
+    pub const EVAL: Pass = Pass { mode: Mode::Eval, noise: 0, drop_path: false, precision: Precision::F32 };
     pub const FROZEN: Pass = Pass { mode: Mode::Frozen, ..Pass::EVAL };
 
     /// Training without drop-path.
     pub fn train(noise: u64) -> Pass {
-        Pass { mode: Mode::Train, noise, drop_path: false }
+        Pass { mode: Mode::Train, noise, ..Pass::EVAL }
     }
 }
 
@@ -133,9 +136,9 @@ impl Conv {
         Conv { bias: Some(bias), ..Conv::new(scope, shape, init) }
     }
 
-    fn apply(&self, xs: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
+    fn apply(&self, xs: &Tensor, weight: &Tensor, bias: Option<&Tensor>, pass: Pass) -> Tensor {
         let ConvShape { stride: s, padding: p, dilation: d, groups, .. } = self.shape;
-        let ours = bias.is_none() && weight.requires_grad() && !xs.device().is_cuda();
+        let ours = bias.is_none() && weight.requires_grad() && !xs.device().is_cuda() && pass.precision == Precision::F32;
         let ys = if ours { convolution(xs, weight, self.shape) } else { xs.conv2d(weight, bias, [s, s], [p, p], [d, d], groups) };
         count_macs(&ys, self.shape.fan_in());
         ys
@@ -143,8 +146,8 @@ impl Conv {
 }
 
 impl Layer for Conv {
-    fn forward(&self, xs: &Tensor, _: Pass) -> Tensor {
-        self.apply(xs, &self.weight, self.bias.as_ref())
+    fn forward(&self, xs: &Tensor, pass: Pass) -> Tensor {
+        self.apply(xs, &self.weight, self.bias.as_ref(), pass)
     }
 }
 
@@ -191,7 +194,7 @@ impl BatchNorm {
             let _guard = tch::no_grad_guard();
             let _ = self.batches.shallow_clone().g_add_scalar_(1);
         }
-        if train && norm::serves(xs) {
+        if train && pass.precision == Precision::F32 && norm::serves(xs) {
             let state = norm::State { weight: &self.weight, bias: &self.bias, mean: &self.mean, var: &self.var };
             let (residual, relu) = match then {
                 Then::Nothing => (None, false),
@@ -253,7 +256,7 @@ impl ConvBn {
         match pass.mode {
             Mode::Train | Mode::Eval => self.bn.run(&self.conv.forward(xs, pass), then, pass),
             Mode::Frozen => match self.frozen.borrow_mut().get_or_insert_with(|| self.freeze(xs)) {
-                Frozen::Folded { weight, bias } => then.after(self.conv.apply(xs, weight, Some(bias))),
+                Frozen::Folded { weight, bias } => then.after(self.conv.apply(xs, weight, Some(bias), pass)),
                 Frozen::Direct(direct) => {
                     let ys = direct.apply(xs, then);
                     count_macs(&ys, self.conv.shape.fan_in());

@@ -1,6 +1,7 @@
 //! Architectures and the networks built from them. A network is a list of stages and a neck; the auxiliary branches of L-MCL come
 //! from the same bricks with fresh weights, so an architecture is described once.
 
+mod autocast;
 mod convolution;
 mod direct;
 mod hcgnet;
@@ -22,6 +23,8 @@ use crate::error::Result;
 use crate::params::{Params, Scope};
 use crate::registry;
 use layers::{Layer, Linear, Pass, pool};
+
+pub use autocast::{Autocast, LossScale, Precision, autocast};
 
 /// All an architecture file exports.
 pub struct Arch {
