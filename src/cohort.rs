@@ -3,8 +3,9 @@
 use tch::{Device, Kind};
 
 use crate::data::Batch;
+use crate::device::Precision;
 use crate::nets::layers::{Mode, Pass};
-use crate::nets::{Arch, Branch, Network, Outputs, Precision, autocast};
+use crate::nets::{Arch, Branch, Network, Outputs, autocast};
 use crate::params::{Params, Scope};
 use crate::rng;
 

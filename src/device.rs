@@ -1,10 +1,23 @@
-//! Choosing the device and the number of threads.
+//! Choosing the device, the number of threads and the precision.
 
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
 use tch::{Cuda, Device};
 
 use crate::error::Error;
+
+/// What the networks compute in while they train.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    #[default]
+    F32,
+    /// Eight bits of mantissa and the range of f32: nothing else changes.
+    Bf16,
+    /// Eleven bits and a small range: the loss is scaled (`nets::LossScale`).
+    F16,
+}
 
 /// `auto | cpu | cuda | cuda:N`, checked against what libtorch sees.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use toml::{Table, Value};
 
+use crate::device::Precision;
 use crate::error::{Error, Result};
-use crate::nets::Precision;
 use crate::optim::{Rule, Schedule};
 
 /// A run, resolved.

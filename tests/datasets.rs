@@ -297,7 +297,8 @@ fn folders_of_classes_with_and_without_a_split() {
     let dir = tempfile::tempdir().unwrap();
     let plain = dir.path().join("plain");
     for (class, n) in [("cat", 10), ("dog", 5)] {
-        (0..n).for_each(|i| jpeg(plain.join(format!("{class}/{i:02}.jpg")), 8, 50));
+        // Some of them a folder deeper, as Tiny-ImageNet keeps all of its own.
+        (0..n).for_each(|i| jpeg(plain.join(format!("{class}/{}{i:02}.jpg", if i % 2 == 0 { "images/" } else { "" })), 8, 50));
     }
     write(plain.join("cat/notes.txt"), "no image");
     write(plain.join("cat/._00.jpg"), "what macOS leaves");

@@ -55,7 +55,7 @@ const TWO: [Shape; 2] = [Shape { stages: 2, width: 4 }, Shape { stages: 3, width
 
 /// Its groups are its own modules: it asks nothing of the cohort.
 fn nobody() -> Cohort {
-    Cohort { peers: vec![], shared_stages: 0, threads: 1, drop_path: false }
+    Cohort::new(&[], 4, false, 0, 1, Device::Cpu, Kind::Float, 0)
 }
 
 #[test]

@@ -2,9 +2,10 @@
 
 use mcl::cohort::Cohort;
 use mcl::data::Batch;
+use mcl::device::Precision;
 use mcl::error::Error;
 use mcl::methods::{self, Clock, Task};
-use mcl::nets::{self, LossScale, Precision};
+use mcl::nets::{self, LossScale};
 use mcl::optim::Rule;
 use mcl::step::Engine;
 use tch::{Device, Kind, Tensor};

@@ -11,7 +11,7 @@ pub fn class_names(dir: &Path) -> Result<Vec<String>> {
 }
 
 /// The image files inside `dir`, by name: .jpg, .jpeg, .png in any case. Hidden ones are left out (macOS leaves `._` twins).
-pub fn images(dir: &Path) -> Result<Vec<PathBuf>> {
+fn images(dir: &Path) -> Result<Vec<PathBuf>> {
     let is_image = |path: &Path| {
         let suffix = path.extension().and_then(|s| s.to_str()).map(str::to_lowercase);
         matches!(suffix.as_deref(), Some("jpg" | "jpeg" | "png")) && path.is_file()
@@ -28,13 +28,13 @@ pub fn images_below(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Files and labels of the folders `dir/CLASS`, plus `inside` that is appended to each; a class of `classes` that is not there has none.
-pub fn labelled(dir: &Path, classes: &[String], inside: &str) -> Result<(Vec<PathBuf>, Vec<i64>)> {
+/// Files and labels of the folders `dir/CLASS`, however deep in them; a class of `classes` that is not there has none.
+pub fn labelled(dir: &Path, classes: &[String]) -> Result<(Vec<PathBuf>, Vec<i64>)> {
     let (mut files, mut labels) = (vec![], vec![]);
     for (label, class) in classes.iter().enumerate() {
-        let folder = dir.join(class).join(inside);
+        let folder = dir.join(class);
         if folder.is_dir() {
-            files.extend(images(&folder)?);
+            files.extend(images_below(&folder)?);
             labels.resize(files.len(), label as i64);
         }
     }

@@ -73,6 +73,6 @@ fn without_split(home: &Path, seed: u64) -> Result<(Vec<String>, Split, Split)> 
 }
 
 fn files(dir: &Path, classes: &[String]) -> Result<Split> {
-    let (files, labels): (Vec<PathBuf>, Vec<i64>) = class_folders::labelled(dir, classes, "")?;
+    let (files, labels): (Vec<PathBuf>, Vec<i64>) = class_folders::labelled(dir, classes)?;
     Ok(Split::new(Pixels::Files(Arc::new(files)), labels))
 }

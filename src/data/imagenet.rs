@@ -35,7 +35,7 @@ fn open(request: &Request) -> Result<Dataset> {
     if let Some(stranger) = known.iter().find(|class| !classes.contains(class)) {
         return Err(Error::file(val.join(stranger), format!("a class that {} does not have", train.display())));
     }
-    let split = |dir| class_folders::labelled(dir, &classes, "").map(|(files, labels)| Split::new(Pixels::Files(Arc::new(files)), labels));
+    let split = |dir| class_folders::labelled(dir, &classes).map(|(files, labels)| Split::new(Pixels::Files(Arc::new(files)), labels));
     Ok(Dataset {
         name: request.spec.name,
         train: split(&train)?,

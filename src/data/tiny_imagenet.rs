@@ -30,7 +30,7 @@ fn open(request: &Request) -> Result<Dataset> {
     let mut ids: Vec<String> =
         std::fs::read_to_string(&wnids).map_err(Error::open(&wnids))?.split_whitespace().map(str::to_string).collect();
     ids.sort(); // as everybody's folder readers number them
-    let (files, labels) = class_folders::labelled(&home.join("train"), &ids, "images")?;
+    let (files, labels) = class_folders::labelled(&home.join("train"), &ids)?;
     let train = Split::new(Pixels::Files(Arc::new(files)), labels);
     let test = annotated(&home.join("val"), &ids)?;
     Ok(Dataset {

@@ -1,24 +1,12 @@
 //! Forward passes with convolutions and matrix products in half the bits; weights, losses and optimizers stay in f32.
 
-use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 use super::Outputs;
+use crate::device::Precision;
 
 unsafe extern "C" {
     fn mcl_autocast(cuda: bool, kind: i32);
-}
-
-/// What the networks compute in while they train.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Precision {
-    #[default]
-    F32,
-    /// Eight bits of mantissa and the range of f32: nothing else changes.
-    Bf16,
-    /// Eleven bits and a small range: the loss is scaled (`LossScale`).
-    F16,
 }
 
 /// Autocast on this thread, from `autocast` until this is dropped.

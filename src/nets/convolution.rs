@@ -10,7 +10,7 @@ use torch_sys::C_tensor;
 use super::lanes::{Avx2, Avx512};
 use super::lanes::{Instructions, LANES, Lanes, instructions};
 use super::layers::ConvShape;
-use super::parallel::{Shared, in_parallel, threads};
+use super::parallel::{Shared, in_parallel, parts_of};
 
 unsafe extern "C" {
     fn mcl_convolution(
@@ -75,7 +75,7 @@ unsafe extern "C" fn mcl_weight_gradient(x: *const f32, g: *const f32, dw: *mut 
         )
     };
     // The images in as many parts as threads; the sums of the parts are added in order, so that one thread count gives one result.
-    let parts = threads().min(b.max(1));
+    let parts = parts_of(x.len() + g.len()).min(b.max(1));
     let mut sums = vec![0f32; parts * dw.len()];
     let shared = Shared(sums.as_mut_ptr());
     in_parallel(parts, &|part| {
@@ -202,6 +202,7 @@ mod tests {
     fn first_and_second_derivatives_are_libtorchs() {
         for (c_in, c_out, kernel, stride, side) in [
             (16, 16, 3, 1, 9),
+            (16, 16, 3, 1, 40), // enough for several threads
             (16, 32, 3, 2, 8),
             (16, 32, 3, 2, 7),
             (16, 32, 1, 2, 8),
@@ -229,7 +230,7 @@ mod tests {
     #[test]
     fn one_thread_count_gives_one_result() {
         let shape = ConvShape::new(32, 32, 3, 1);
-        let (x, w) = (wave(&[7, 32, 6, 6], 0.017, Kind::Float), wave(&[32, 32, 3, 3], 0.7, Kind::Float));
+        let (x, w) = (wave(&[33, 32, 12, 12], 0.017, Kind::Float), wave(&[32, 32, 3, 3], 0.7, Kind::Float));
         let once = || derivatives(|x, w| convolution(x, w, shape), &x, &w).swap_remove(2);
         let first = once();
         for _ in 0..5 {

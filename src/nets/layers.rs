@@ -4,10 +4,10 @@ use std::cell::{Cell, RefCell};
 
 use tch::{Kind, Tensor};
 
-use super::autocast::Precision;
 use super::convolution::convolution;
 use super::direct::{Direct, Then};
 use super::norm;
+use crate::device::Precision;
 use crate::params::{Init, Scope};
 
 /// A part of a network: one tensor in, one tensor out. Not tch's `ModuleT`, because a pass is more than train or eval (see `Pass`).

@@ -24,7 +24,7 @@ use crate::params::{Params, Scope};
 use crate::registry;
 use layers::{Layer, Linear, Pass, pool};
 
-pub use autocast::{Autocast, LossScale, Precision, autocast};
+pub use autocast::{Autocast, LossScale, autocast};
 
 /// All an architecture file exports.
 pub struct Arch {

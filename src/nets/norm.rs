@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor};
 use torch_sys::C_tensor;
 
 use super::lanes::{LANES, instructions};
-use super::parallel::{Shared, in_parallel, threads};
+use super::parallel::{Shared, in_parallel, parts_of};
 
 unsafe extern "C" {
     #[allow(clippy::too_many_arguments)]
@@ -106,10 +106,6 @@ macro_rules! with_avx2 {
 /// The rows of a map in as many parts as threads.
 fn part_of(rows: usize, part: usize, parts: usize) -> std::ops::Range<usize> {
     part * rows / parts..(part + 1) * rows / parts
-}
-
-fn parts_of(rows: usize) -> usize {
-    threads().min(rows.div_ceil(ROWS))
 }
 
 with_avx2! {
@@ -215,7 +211,7 @@ fn sums(maps: Maps, rows: std::ops::Range<usize>) -> Vec<f64> {
 
 /// `sums` over all rows: means over the parts in their order.
 fn all_sums(maps: Maps, rows: usize) -> Vec<f64> {
-    let parts = parts_of(rows);
+    let parts = parts_of(maps.x.len());
     let found = by_part(parts, |part| sums(maps, part_of(rows, part, parts)));
     let mut total = vec![0f64; SUMS * maps.means.len()];
     found.iter().flatten().zip((0..parts).flat_map(|_| 0..SUMS * maps.means.len())).for_each(|(v, i)| total[i] += v);
@@ -329,7 +325,7 @@ unsafe extern "C" fn mcl_norm(
     let (rows, c) = (rows as usize, c as usize);
     let (x, residual) = unsafe { (floats(x, rows * c), maybe(residual, rows * c)) };
     let (gamma, beta) = unsafe { (floats(gamma, c), floats(beta, c)) };
-    let parts = parts_of(rows);
+    let parts = parts_of(x.len());
     let found = by_part(parts, |part| moments(x, c, part_of(rows, part, parts)));
     let (mut means, mut squares, mut seen) = (vec![0f64; c], vec![0f64; c], 0f64);
     for (part, (mean, square)) in found.into_iter().enumerate() {
@@ -395,7 +391,7 @@ unsafe extern "C" fn mcl_norm_gradient(
         let of_x = -factor * s * s * found[c + i] / n;
         [factor, 0.0, of_x, -factor * found[i] / n - of_x * means[i] as f64]
     });
-    let parts = parts_of(rows);
+    let parts = parts_of(maps.x.len());
     let (dx, passed) = (Shared(dx), (!passed.is_null()).then_some(Shared(passed)));
     in_parallel(parts, &|part| {
         let rows = part_of(rows, part, parts);
@@ -462,7 +458,7 @@ unsafe extern "C" fn mcl_norm_second(
         let of_x = (-factor * (r - abar * gbar - 3.0 * p * q) - at(ddgamma, i) * s * p) * s;
         [of_g, of_a, of_x, -of_g * gbar - of_a * abar - of_x * means[i] as f64]
     });
-    let parts = parts_of(rows);
+    let parts = parts_of(maps.x.len());
     let (dg, dx) = (Shared(dg), Shared(dx));
     in_parallel(parts, &|part| {
         let rows = part_of(rows, part, parts);
@@ -510,7 +506,7 @@ mod tests {
 
     #[test]
     fn answers_and_two_derivatives_are_libtorchs() {
-        for size in [[4, 16, 9, 7], [3, 48, 5, 5], [150, 32, 1, 1]] {
+        for size in [[4, 16, 9, 7], [33, 16, 24, 24], [3, 48, 5, 5], [150, 32, 1, 1]] {
             for (residual, relu) in [(false, false), (false, true), (true, true)] {
                 let got = derivatives(true, residual, relu, size, Kind::Float);
                 // The truth in f64; libtorch's own f32 is no nearer to it.

@@ -4,9 +4,12 @@ use std::ffi::c_void;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// How many threads libtorch uses inside an operation.
-pub fn threads() -> usize {
-    tch::get_num_threads().max(1) as usize
+/// Numbers below which a second thread costs more than it brings; libtorch's own grain.
+const GRAIN: usize = 32768;
+
+/// In how many parts to do a work that touches so many numbers: at most one for every thread libtorch uses inside an operation.
+pub fn parts_of(numbers: usize) -> usize {
+    (tch::get_num_threads().max(1) as usize).min(numbers / GRAIN).max(1)
 }
 
 /// Memory of which every part of a work writes its own piece.
