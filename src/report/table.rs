@@ -52,6 +52,8 @@ impl Cell {
             Cell::Text(text) => text.clone(),
             Cell::Count(n) => n.to_string(),
             Cell::Score(value, decimals) => format!("{value:.decimals$}"),
+            // Of somebody else's, who does not say how many.
+            Cell::Spread { mean, std: Some(std), n: 0 } => format!("{mean:.2} ± {std:.2}"),
             Cell::Spread { mean, std: Some(std), n } => format!("{mean:.2} ± {std:.2} (n = {n})"),
             Cell::Spread { mean, std: None, .. } => format!("{mean:.2}"),
             Cell::Interval { value, low, high } => format!("{value:.2} [{low:.2}, {high:.2}]"),
