@@ -17,6 +17,7 @@ use super::score::Score;
 use super::subject::{PeerChoice, Subject, SubjectArgs};
 use super::target::Target;
 use crate::data::{Loader, Sampling, Transform, sampler};
+use crate::device;
 use crate::error::{Error, Result};
 use crate::report::{Cell, Table, table};
 
@@ -310,6 +311,7 @@ fn paper(p: &Paper, subject: &Subject, prepared: &Prepared, test: &Features, see
 fn train_heads(p: &Sweep, lrs: &[f64], train: &Features, classes: i64, seed: u64, common: &Common) -> Result<Heads> {
     let (x, y) = (train.x.to_device(common.device), train.labels().to_device(common.device));
     let mut heads = Heads::new(lrs, classes, x.size()[1], p.momentum, p.weight_decay, seed, common.device);
+    let _alone = device::alone();
     let per_epoch = train.y.len().div_ceil(p.batch);
     for epoch in 0..p.epochs {
         for (i, rows) in sampler::epoch(&train.y, Sampling::Shuffled, p.batch, seed, epoch as u64)?.iter().enumerate() {
