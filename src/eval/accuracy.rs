@@ -99,6 +99,7 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
         let mut record = measured(&score, subject, target, args, 0.0, common);
         record.variant = format!("ensemble of {}", all.len());
         record.peer = None;
+        record.subject = subject.cohort().to_string();
         results::append(&subject.out, std::slice::from_ref(&record))?;
         records.push(record);
     }
@@ -108,11 +109,7 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
     }
     let mut shown = Table::new("", &["network", "dataset", "method", "top-1", "95 % interval", "top-5", "images"]);
     for r in &records {
-        let name = if r.variant.is_empty() {
-            r.subject.clone()
-        } else {
-            format!("{} ({})", r.subject.split('/').next().unwrap_or_default(), r.variant)
-        };
+        let name = if r.variant.is_empty() { r.subject.clone() } else { format!("{} ({})", r.subject, r.variant) };
         let interval = format!("{:.2} to {:.2}", r.ci_low.unwrap_or(f64::NAN), r.ci_high.unwrap_or(f64::NAN));
         shown.push(vec![
             Cell::text(name),

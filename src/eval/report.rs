@@ -391,7 +391,7 @@ fn measurements(records: &[&Record]) -> Result<Section> {
         let measured: Vec<(Vec<String>, f64)> = own.iter().map(|r| (key(r), r.value)).collect();
         let mut shown = Table::new(
             command,
-            &["dataset", "network", "method", "protocol", "variant", "metric", "value", "95 % interval", "top-5", "images", "notes"],
+            &["dataset", "network", "variant", "metric", "value", "95 % interval", "top-5", "images", "method", "protocol", "notes"],
         );
         for group in table::group(&measured)? {
             let Some(r) = own.iter().rev().find(|r| key(r) == group.keys) else { continue };
@@ -402,18 +402,18 @@ fn measurements(records: &[&Record]) -> Result<Section> {
             shown.push(vec![
                 Cell::text(&r.dataset),
                 Cell::text(&r.subject),
-                Cell::text(&r.method),
-                Cell::text(protocol_of(r)),
                 Cell::text(&r.variant),
                 Cell::text(&r.metric),
                 group.cell(),
                 interval,
                 Cell::score(r.top5),
                 Cell::Count(r.n_test as i64),
+                Cell::text(&r.method),
+                Cell::text(protocol_of(r)),
                 Cell::text(notes.collect::<Vec<_>>().join("; ")),
             ]);
         }
-        section.table(shown);
+        section.table(shown.without_empty_columns());
     }
     if !section.parts.is_empty() {
         section.text("± is over seeds or draws; the 95 % interval is over test images (bootstrap, of the last measurement): two different questions.");
@@ -426,8 +426,11 @@ fn few_shot(records: &[&Record]) -> Result<Section> {
     let mut section = Section::new("Few-shot");
     let mut figures = vec![];
     let own: Vec<&Record> = records.iter().copied().filter(|r| r.command == "few-shot").collect();
-    let number = |r: &Record, key: &str| r.variant.split(' ').find_map(|part| part.strip_prefix(key)?.parse::<f64>().ok());
-    for (key, x) in [("shots=", "labelled images a class"), ("fraction=", "share of the training set")] {
+    let number = |r: &Record, key: &str| {
+        let found = r.variant.split(' ').find_map(|part| part.strip_prefix(key)?.parse::<f64>().ok());
+        found.map(|v| if key == "fraction=" { 100.0 * v } else { v })
+    };
+    for (key, x) in [("shots=", "labelled images a class"), ("fraction=", "training images kept (%)")] {
         let mut datasets: Vec<&str> = vec![];
         own.iter().filter(|r| number(r, key).is_some()).for_each(|r| {
             if !datasets.contains(&r.dataset.as_str()) {
@@ -590,9 +593,11 @@ fn pictures(records: &[&Record]) -> Result<Section> {
             }
         }
     }
-    found.into_values().for_each(|figure| {
+    let (wide, small): (Vec<Figure>, Vec<Figure>) = found.into_values().partition(Figure::is_wide);
+    for figure in wide {
         section.figures(vec![figure]);
-    });
+    }
+    section.figures(small);
     Ok(section)
 }
 

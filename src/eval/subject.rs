@@ -262,6 +262,11 @@ impl Subject {
         Extractor::new(self.arch, &self.params, self.meta.classes.len().max(1) as i64, common.threads)
     }
 
+    /// The name of its run, for what is measured of all its networks together.
+    pub fn cohort(&self) -> &str {
+        self.name.split('/').next().unwrap_or_default()
+    }
+
     /// The side of the images it is measured on: what was asked for, or its own for 0.
     pub fn image_size(&self, asked: i64) -> usize {
         if asked > 0 { asked as usize } else { self.meta.image_size.max(1) as usize }

@@ -13,12 +13,21 @@ pub struct Figure {
     pub svg: String,
 }
 
+/// Line charts are 560 wide and stay readable on a phone.
+const WIDE: f64 = 600.0;
+
 /// DejaVu Sans cut down to the characters figures use: pictures look the same on machines without fonts.
 static FONT: &[u8] = include_bytes!("assets/DejaVuSans-subset.ttf");
 
 impl Figure {
     pub fn new(name: impl Into<String>, caption: impl Into<String>, svg: String) -> Figure {
         Figure { name: file_stem(&name.into()), caption: caption.into(), svg }
+    }
+
+    /// Does it need a row of its own, and on a phone more width than there is?
+    pub fn is_wide(&self) -> bool {
+        let width = self.svg.split_once(" width=\"").and_then(|(_, rest)| rest.split('"').next()?.parse::<f64>().ok());
+        width.is_some_and(|w| w > WIDE)
     }
 
     /// The figure as PNG, `scale` pixels per unit.
@@ -459,7 +468,9 @@ mod tests {
         let series = [Series { name: "a < b & c".into(), points: vec![(0.0, 1.0), (1.0, f64::NAN), (2.0, 3.0)], band: vec![] }];
         let svg = Lines { title: "T", x: "epoch", y: "%", series: &series, dots: true }.draw();
         assert!(svg.contains("a &lt; b &amp; c") && !svg.contains("NaN"), "{svg}");
-        let png = Figure::new("x/y", "", svg).png(1.0).unwrap();
+        let figure = Figure::new("x/y", "", svg);
+        assert!(!figure.is_wide());
+        let png = figure.png(1.0).unwrap();
         assert_eq!(&png[1..4], b"PNG");
     }
 }

@@ -103,6 +103,18 @@ impl Table {
         }
     }
 
+    /// The table without the columns that say nothing in any row.
+    pub fn without_empty_columns(self) -> Table {
+        let says = |c: usize| self.rows.iter().any(|r| !r[c].shown().is_empty());
+        let kept: Vec<usize> = (0..self.columns.len()).filter(|&c| says(c)).collect();
+        Table {
+            columns: kept.iter().map(|&c| self.columns[c].clone()).collect(),
+            rows: self.rows.iter().map(|r| kept.iter().map(|&c| r[c].clone()).collect()).collect(),
+            marked: self.marked.iter().filter_map(|m| kept.iter().position(|k| k == m)).collect(),
+            name: self.name,
+        }
+    }
+
     /// Is this a column of numbers? Then it is set flush right.
     pub fn numeric(&self, column: usize) -> bool {
         self.rows.iter().any(|r| r[column].number().is_some())
