@@ -4,10 +4,11 @@
 use std::time::Instant;
 
 use mcl::data::{self, Loader, Sampling, Transform, sampler};
+use mcl::eval::embedding;
+use mcl::eval::features::Extractor;
 use mcl::eval::heads::Heads;
 use mcl::eval::logreg::{self, Options};
 use mcl::eval::tsne::{self, Engine, Tsne};
-use mcl::eval::{cache, embedding};
 use mcl::nets::{self, Network};
 use mcl::{device, rng};
 use rand_distr::{Distribution, StandardNormal};
@@ -28,11 +29,12 @@ fn clouds(count: usize, dim: usize) -> (Tensor, Vec<i64>) {
     (Tensor::from_slice(&x).view([count as i64, dim as i64]), labels)
 }
 
-fn probe_epoch() -> f64 {
+fn probe_epoch(threads: usize) -> f64 {
     let dataset = data::open("synthetic", None, &data::Options::default()).expect("embedded");
     let split = dataset.train.subset(&(0..1000).collect::<Vec<_>>());
     let arch = nets::find("resnet56").expect("known");
-    let (net, _) = Network::build(arch, 10, 1, Device::Cpu, Kind::Float);
+    let (_, params) = Network::build(arch, 10, 1, Device::Cpu, Kind::Float);
+    let mut extractor = Extractor::new(arch, &params, 10, threads);
     let transform = Transform::pad_crop(32, dataset.mean, dataset.std);
     let mut heads = Heads::new(&[0.1], dataset.classes.len() as i64, arch.dim, 0.9, 0.0, 1, Device::Cpu);
     let mut epoch = |number: u64| {
@@ -40,10 +42,7 @@ fn probe_epoch() -> f64 {
         let order: Vec<u32> = sampler::epoch(&split.labels, Sampling::Shuffled, 64, 1, number).expect("an order").concat();
         for batch in Loader::new(&split, order.chunks(256).map(<[u32]>::to_vec).collect(), transform.clone(), 1, 1, number, 0) {
             let batch = batch.expect("a batch");
-            let x = {
-                let _guard = tch::no_grad_guard();
-                cache::forward(&net, &batch.views[0])
-            };
+            let x = extractor.extract(&batch.views[0], false).expect("features").features;
             let mut first = 0;
             while first < x.size()[0] {
                 let rows = (x.size()[0] - first).min(64);
@@ -61,7 +60,7 @@ fn main() {
     let threads = device::set_threads(0);
     let folder = std::env::args().skip(1).find(|a| !a.starts_with("--"));
     println!("{threads} threads");
-    println!("probe_sgd_s {:.3}", probe_epoch());
+    println!("probe_sgd_s {:.3}", probe_epoch(threads));
     let (x, y) = clouds(10_000, 64);
     let labels = Tensor::from_slice(&y);
     if let Some(folder) = &folder {
@@ -88,6 +87,7 @@ fn main() {
         samples: 5000,
         perplexity: 30.0,
         exaggeration: 12.0,
+        learning_rate: 0.0,
         iterations: 750,
         engine: Engine::Bhtsne,
         seed: 1,

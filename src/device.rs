@@ -57,3 +57,20 @@ pub fn set_threads(asked: usize) -> usize {
     tch::set_num_threads(threads as i32);
     threads
 }
+
+/// While it lives libtorch works on one thread: for many small operations, where more threads would wait for each other longer than they work.
+pub struct Alone {
+    threads: i32,
+}
+
+pub fn alone() -> Alone {
+    let threads = tch::get_num_threads();
+    tch::set_num_threads(1);
+    Alone { threads }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        tch::set_num_threads(self.threads);
+    }
+}

@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use mcl::eval::cache::Features;
-use mcl::eval::linear_probe::{self, Lbfgs};
+use mcl::eval::features::Extractor;
+use mcl::eval::linear_probe::{self, Lbfgs, Sweep};
 use mcl::eval::protocol::{Protocol, SHIPPED};
 use mcl::eval::results::{self, Record};
 use mcl::eval::subject::{PeerChoice, SubjectArgs};
 use mcl::eval::{Common, few_shot};
+use mcl::nets::layers::Pass;
 use mcl::nets::{self, Network};
 use mcl::weights::{self, Meta};
 use tch::{Device, Kind, Tensor};
@@ -125,6 +127,42 @@ fn no_test_image_chooses_anything() {
     assert_eq!(honest.chosen, lied.chosen);
     assert_eq!(honest.score.predicted, lied.score.predicted);
     assert!(honest.score.top1() > 80.0 && lied.score.top1() < 20.0, "{} {}", honest.score.top1(), lied.score.top1());
+
+    let protocol: Sweep = Protocol::read("sweep", &["sweep"], &["epochs=10".into()]).unwrap().options().unwrap();
+    let honest = linear_probe::sweep(&protocol, &train, &features(60, 7.0), 3, 1, &common()).unwrap();
+    let lied = linear_probe::sweep(&protocol, &train, &lying, 3, 1, &common()).unwrap();
+    assert_eq!(honest.chosen, lied.chosen);
+    assert_eq!(honest.score.predicted, lied.score.predicted);
+    assert!(honest.score.top1() > 80.0 && lied.score.top1() < 20.0, "{} {}", honest.score.top1(), lied.score.top1());
+}
+
+/// The frozen network on threads of its own (folded BatchNorm, direct convolutions) against libtorch's operations one by one.
+#[test]
+fn extracted_features_are_those_of_the_plain_network() {
+    let _guard = tch::no_grad_guard();
+    let threads = tch::get_num_threads();
+    let images = (Tensor::arange(37 * 3 * 32 * 32, (Kind::Float, Device::Cpu)) * 0.37).sin().view([37, 3, 32, 32]);
+    for name in ["resnet8", "wrn_16_2", "shufflenet_v2_x0_5_cifar", "hcgnet_a1"] {
+        let arch = nets::find(name).unwrap();
+        let (net, params) = Network::build(arch, 7, 1, Device::Cpu, Kind::Float);
+        // Statistics that are not those of a new network, or folding them would change nothing.
+        for (name, buffer) in params.buffers.iter().filter(|(n, _)| n.contains("running")) {
+            let wave = (Tensor::arange(buffer.numel() as i64, (Kind::Float, Device::Cpu)) * 0.7).sin() * 0.2;
+            let (mut buffer, shift) = (buffer.shallow_clone(), if name.ends_with("var") { 1.0 } else { 0.0 });
+            buffer.copy_(&(wave + shift));
+        }
+        let plain = net.forward(&images, Pass::EVAL);
+        for threads in [1, 3] {
+            let answer = Extractor::new(arch, &params, 7, threads).extract(&images, true).unwrap();
+            let maps = answer.stages.iter().zip(&plain.maps);
+            for (got, want) in maps.chain([(&answer.features, plain.feat()), (&answer.logits, plain.logit())]) {
+                assert_eq!(got.size(), want.size(), "{name}");
+                let difference = ((got - want).abs().max() / want.abs().max()).double_value(&[]);
+                assert!(difference < 1e-4, "{name} on {threads} threads: {difference}");
+            }
+        }
+    }
+    assert_eq!(tch::get_num_threads(), threads);
 }
 
 #[test]
@@ -167,6 +205,26 @@ fn cached_features_are_used_only_while_nothing_changed() {
     run_folder(root.path(), "one", 9);
     assert_eq!(fresh(&knn(&[])), (2, 0), "other weights under the same name");
     let values: Vec<f64> = results::read(&run).unwrap().iter().map(|r| r.value).collect();
+    // A dataset whose pictures change under the same names, with the same labels.
+    let paint = |shift: u32| {
+        for (class, level) in [("cat", 40), ("dog", 200)] {
+            let folder = root.path().join("pictures").join(class);
+            fs::create_dir_all(&folder).unwrap();
+            for i in 0..6 {
+                let picture = image::RgbImage::from_fn(40, 40, |x, y| image::Rgb([level, (x * 5 + i * 7 + shift) as u8, (y * 6) as u8]));
+                picture.save(folder.join(format!("{i}.png"))).unwrap();
+            }
+        }
+    };
+    let pictures = || {
+        let args = ["knn", "--run", "runs/one", "--peer", "0", "--dataset", "image_folder", "--data", "pictures", "--k", "1"];
+        stderr(&done(eval(root.path(), &args)))
+    };
+    paint(0);
+    assert_eq!(fresh(&pictures()), (2, 0));
+    assert_eq!(fresh(&pictures()), (0, 2));
+    paint(1);
+    assert_eq!(fresh(&pictures()), (2, 0), "other pictures under the same names");
     assert_eq!((values[0], values[0]), (values[1], values[3]), "cached, fresh and uncached features give the same number: {values:?}");
 }
 
@@ -247,7 +305,13 @@ fn wrong_input_gets_one_line_and_exit_code_2() {
         (vec!["report", "--run", "runs/empty"], "is not a run"),
         (vec!["report", "--run", "runs/none"], "no run at runs/none"),
         (vec!["compare", "runs/one,runs/one", "runs/one"], "2 on the left, 1 on the right"),
+        (vec!["compare", "runs/one", "runs/one", "--dataset", "synthetic", "--protocol", "knn"], "unknown protocol `knn`; known: paper"),
+        (vec!["compare", "runs/one", "runs/one", "--protocol", "sweep"], "required arguments were not provided: --dataset"),
         (vec!["tsne", "--run", "runs/one", "--set", "perplexity=5000"], "perplexity 5000"),
+        (vec!["knn", "--run", "runs/one", "--datset", "synthetic"], "unexpected argument '--datset' found"),
+        (vec!["knn", "--run", "runs/one"], "required arguments were not provided: --dataset"),
+        (with(&["--peer", "first"]), "peer `first`; accepted: a number from 0, best, all"),
+        (vec!["nn", "--run", "runs/one"], "unrecognized subcommand 'nn'"),
     ];
     for (args, expected) in cases {
         let output = eval(root.path(), &args);
@@ -304,6 +368,13 @@ fn every_command_runs_and_the_report_needs_nothing_from_outside() {
     // Swapped sides give the same difference with the other sign.
     let values: Vec<f64> = json["results"].as_array().unwrap().iter().map(|r| r["value"].as_f64().unwrap()).collect();
     assert_eq!(values[0], -values[1]);
+    let probes = ["--dataset", "synthetic", "--protocol", "sweep", "--set", "epochs=2", "--seeds", "3,4,5", "--peer", "0", "--json"];
+    let compared = evaluate(&[&["compare", "runs/one", "runs/two"], &probes[..]].concat());
+    let json: serde_json::Value = serde_json::from_slice(&compared.stdout).expect("one JSON object on stdout");
+    let seeds: Vec<u64> = json["results"].as_array().unwrap().iter().map(|r| r["seed"].as_u64().unwrap()).collect();
+    assert_eq!((seeds, &json["results"][0]["options"]["kind"]), (vec![3, 4, 5], &"sweep".into()));
+    // The same measurement again: a report counts it once.
+    evaluate(&["accuracy", "--run", "runs/one"]);
     assert_eq!(fs::read_dir(run.join("draws")).unwrap().count(), 4);
     let figures: Vec<String> = fs::read_dir(run.join("figures")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     for ending in ["svg", "png", "csv"] {
@@ -315,6 +386,7 @@ fn every_command_runs_and_the_report_needs_nothing_from_outside() {
         assert!(!html.contains(outside), "{outside}");
     }
     assert_eq!(html.matches("http").count(), html.matches("xmlns=\"http://www.w3.org/2000/svg\"").count());
+    assert!(html.contains("(n = 3)") && !html.contains("(n = 2)"), "a repeated measurement is not a second seed");
     for part in ["Pre-training", "Training curves", "Layer matching", "Few-shot", "Where the numbers come from", "<svg"] {
         assert!(html.contains(part), "{part}");
     }

@@ -107,6 +107,14 @@ fn divergence_of_a_map_is_scikit_learns() {
     assert!(embedding::kl(&matrix(&x, D), &some_map()[..50], 10.0).is_err());
 }
 
+/// Many columns make all distances alike, and the bandwidths hard to find.
+#[test]
+fn divergence_is_exact_in_many_dimensions_too() {
+    let x: Vec<f64> = (0..300).flat_map(|i| (0..96).map(move |j| (1.7 * (i * (j + 1)) as f64 + 0.3 * (j * j) as f64).sin())).collect();
+    let map: Vec<[f64; 2]> = (0..300).map(|i| [10.0 * (0.37 * i as f64).sin(), 7.0 * (1.1 * i as f64).cos()]).collect();
+    close(embedding::kl(&matrix(&x, 96), &map, 20.0).unwrap(), 2.7285368121016034, 1e-6, "KL");
+}
+
 #[test]
 fn kept_neighbours_are_counted() {
     let (x, _) = data(0.8);

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use mcl::device::{self, DeviceChoice};
 use mcl::error::Result;
@@ -45,7 +46,15 @@ enum Command {
 
 fn main() -> ExitCode {
     mcl::memory::keep_large_blocks();
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        // Help and version, asked for or in place of a missing command.
+        Err(e) if !e.use_stderr() || e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => e.exit(),
+        Err(e) => {
+            eprintln!("mcl-eval: {}", one_line(&e.to_string()));
+            return ExitCode::from(2);
+        }
+    };
     let threads = device::set_threads(cli.threads);
     let common = Common { data: cli.data, device: cli.device.0, threads, json: cli.json, quiet: cli.quiet };
     match act(cli.command, &common) {
@@ -55,6 +64,13 @@ fn main() -> ExitCode {
             ExitCode::from(e.exit_code() as u8)
         }
     }
+}
+
+/// What clap complains about, without the usage it appends.
+fn one_line(complaint: &str) -> String {
+    let said: Vec<&str> = complaint.lines().map(str::trim).take_while(|l| !l.starts_with("Usage:")).filter(|l| !l.is_empty()).collect();
+    let said = said.join(" ");
+    format!("{} (--help shows what is accepted)", said.trim_start_matches("error: "))
 }
 
 fn act(command: Command, common: &Common) -> Result<()> {

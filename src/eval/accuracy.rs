@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args as ClapArgs;
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use super::Common;
 use super::cache::Prepared;
@@ -14,7 +14,6 @@ use super::subject::{PeerChoice, Subject, SubjectArgs};
 use super::target::Target;
 use crate::data::Loader;
 use crate::error::{Error, Result};
-use crate::nets::layers::Pass;
 use crate::report::{Cell, Table};
 
 pub const ABOUT: &str = "Test each network's own classifier, and the ensemble of a run";
@@ -31,7 +30,7 @@ pub struct Args {
     pub image_size: Option<i64>,
 }
 
-const BATCH: usize = 250;
+const BATCH: usize = 256;
 
 /// Logits of a network's own classifier on a test split, [N, C] on the CPU.
 pub fn logits(subject: &Subject, target: &Target, image_size: i64, common: &Common) -> Result<Tensor> {
@@ -45,12 +44,12 @@ pub fn logits(subject: &Subject, target: &Target, image_size: i64, common: &Comm
         )));
     }
     let prepared = Prepared::new(&target.dataset, subject, subject.image_size(image_size))?;
-    let _guard = tch::no_grad_guard();
+    let mut extractor = subject.extractor(common);
     let mut parts = vec![];
     for batch in Loader::eval(&prepared.dataset.test, BATCH, prepared.transform) {
-        let batch = batch?.to_device(common.device);
-        parts.push(subject.net.forward(&batch.views[0], Pass::FROZEN).logit().to_kind(Kind::Float).to_device(Device::Cpu));
+        parts.push(extractor.extract(&batch?.views[0], false)?.logits);
     }
+    drop(extractor);
     subject.check_unchanged()?;
     Ok(Tensor::cat(&parts, 0))
 }
@@ -100,6 +99,7 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
         let mut record = measured(&score, subject, target, args, 0.0, common);
         record.variant = format!("ensemble of {}", all.len());
         record.peer = None;
+        record.subject = subject.cohort().to_string();
         results::append(&subject.out, std::slice::from_ref(&record))?;
         records.push(record);
     }
@@ -109,11 +109,7 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
     }
     let mut shown = Table::new("", &["network", "dataset", "method", "top-1", "95 % interval", "top-5", "images"]);
     for r in &records {
-        let name = if r.variant.is_empty() {
-            r.subject.clone()
-        } else {
-            format!("{} ({})", r.subject.split('/').next().unwrap_or_default(), r.variant)
-        };
+        let name = if r.variant.is_empty() { r.subject.clone() } else { format!("{} ({})", r.subject, r.variant) };
         let interval = format!("{:.2} to {:.2}", r.ci_low.unwrap_or(f64::NAN), r.ci_high.unwrap_or(f64::NAN));
         shown.push(vec![
             Cell::text(name),

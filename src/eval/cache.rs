@@ -4,21 +4,19 @@
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use super::Common;
 use super::subject::Subject;
 use crate::data::augment::Crop;
 use crate::data::{Dataset, Loader, Pixels, Split, Transform};
 use crate::error::{Error, Result};
-use crate::nets::Network;
-use crate::nets::layers::Pass;
 
 /// Changes when the numbers of a forward pass change for another reason than weights and inputs.
-const VERSION: &str = "1";
+const VERSION: &str = "2";
 const BATCH: usize = 256;
 /// Images up to this side are resized once and kept in memory; larger ones are resized batch by batch.
-const SMALL: usize = 64;
+pub const SMALL: usize = 64;
 
 /// Pooled features of a split, in its order: `x` [N, D] f32 on the CPU.
 pub struct Features {
@@ -101,7 +99,7 @@ pub fn split_hash(split: &Split) -> Result<String> {
 pub fn features(subject: &Subject, split: &Split, transform: &Transform, cached: bool, common: &Common) -> Result<Features> {
     let y = split.labels.to_vec();
     let Some(folder) = folder().filter(|_| cached) else {
-        return Ok(Features { x: extract(&subject.net, split, transform, common.device)?, y });
+        return Ok(Features { x: extract(subject, split, transform, common)?, y });
     };
     let described = serde_json::to_string(transform).expect("plain values serialise");
     let key = crate::files::sha256(
@@ -112,7 +110,7 @@ pub fn features(subject: &Subject, split: &Split, transform: &Transform, cached:
         common.say(format!("features {} x {} from the cache ({})", y.len(), subject.arch.dim, size(&path)));
         return Ok(Features { x, y });
     }
-    let x = extract(&subject.net, split, transform, common.device)?;
+    let x = extract(subject, split, transform, common)?;
     std::fs::create_dir_all(&folder).map_err(Error::io("cannot make", &folder))?;
     // Its own name until it is whole: another process may be looking for it.
     let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
@@ -123,7 +121,7 @@ pub fn features(subject: &Subject, split: &Split, transform: &Transform, cached:
     Ok(Features { x, y })
 }
 
-/// A cached set, unless it is not what its name promises.
+/// A cached set; none where it cannot be read or is not what its name promises: then it is made anew.
 fn take(path: &Path, rows: usize, dim: i64) -> Option<Tensor> {
     let tensors = if path.exists() { Tensor::read_safetensors(path).ok()? } else { return None };
     let (_, x) = tensors.into_iter().find(|(name, _)| name == "x")?;
@@ -135,17 +133,12 @@ fn size(path: &Path) -> String {
     if bytes >= 1e6 { format!("{:.1} MB", bytes / 1e6) } else { format!("{:.0} kB", bytes / 1e3) }
 }
 
-/// Pooled features of all images, in the order of the split. BatchNorm uses its running statistics and nothing is tracked.
-pub fn extract(net: &Network, split: &Split, transform: &Transform, device: Device) -> Result<Tensor> {
-    let _guard = tch::no_grad_guard();
+/// Pooled features of all images, in the order of the split.
+fn extract(subject: &Subject, split: &Split, transform: &Transform, common: &Common) -> Result<Tensor> {
+    let mut extractor = subject.extractor(common);
     let mut parts = vec![];
     for batch in Loader::eval(split, BATCH, transform.clone()) {
-        parts.push(forward(net, &batch?.views[0].to_device(device)).to_device(Device::Cpu));
+        parts.push(extractor.extract(&batch?.views[0], false)?.features);
     }
     Ok(Tensor::cat(&parts, 0))
-}
-
-/// One frozen pass: images to pooled features [B, D].
-pub fn forward(net: &Network, images: &Tensor) -> Tensor {
-    net.forward(images, Pass::FROZEN).feat().to_kind(Kind::Float)
 }

@@ -145,6 +145,8 @@ fn one(run: &Run, subjects: &[Subject], args: &Args, common: &Common) -> Result<
         image_size: subjects[0].image_size(0),
         detail: json!({ "figures": listed }),
         warnings: warnings.clone(),
+        subject: subjects[0].cohort().to_string(),
+        peer: None,
         ..Record::new("cohort", &subjects[0], common)
     };
     let mut records = vec![measured("ensemble_gain", format!("over network {best}"), together.top1() - scores[best].top1())];

@@ -7,8 +7,7 @@ use serde_json::json;
 
 use super::Common;
 use super::accuracy::{self, own_dataset};
-use super::cache::{self, Prepared};
-use super::linear_probe::{self, Lbfgs};
+use super::linear_probe;
 use super::protocol::Protocol;
 use super::results::{self, Record};
 use super::score::{RESAMPLES, Score};
@@ -32,26 +31,41 @@ pub struct Args {
     /// Which networks: a number from 0, `best` or `all` (in pairs) [default: best where both chose one, else all]
     #[arg(long, value_name = "N|best|all")]
     pub peer: Option<PeerChoice>,
-    /// Compare probes (lbfgs) on this dataset instead of the networks' own classifiers
+    /// Compare linear probes on this dataset instead of the networks' own classifiers
     #[arg(long)]
     pub dataset: Option<String>,
+    /// The probes' protocol: paper, sweep, lbfgs or a TOML file [default: lbfgs]
+    #[arg(long, requires = "dataset")]
+    pub protocol: Option<String>,
+    /// Change a key of the protocol, e.g. --set epochs=10 (may be repeated)
+    #[arg(long = "set", value_name = "KEY=VALUE", requires = "dataset")]
+    pub sets: Vec<String>,
+    /// Side the images are brought to [default: the protocol's, or the network's own]
+    #[arg(long, requires = "dataset")]
+    pub image_size: Option<i64>,
+    /// Seeds of the probes, paired one by one, e.g. 1,2,3 [default: the protocol's]
+    #[arg(long, value_delimiter = ',', requires = "dataset")]
+    pub seeds: Vec<u64>,
     /// Do not keep or use extracted features
     #[arg(long)]
     pub no_cache: bool,
 }
 
-/// Predictions of one subject.
-fn predict(subject: &Subject, target: &Target, args: &Args, common: &Common) -> Result<Score> {
-    if args.dataset.is_none() {
-        return Ok(Score::new(&accuracy::logits(subject, target, 0, common)?, &target.dataset.test.labels));
-    }
-    let p: Lbfgs = Protocol::read("lbfgs", &["lbfgs"], &[])?.options()?;
-    let prepared = Prepared::new(&target.dataset, subject, subject.image_size(p.image_size))?;
-    let features = |split| cache::features(subject, split, &prepared.transform, !args.no_cache, common);
-    let (train, test) = (features(&prepared.dataset.train)?, features(&prepared.dataset.test)?);
-    let probe = linear_probe::lbfgs(&p, &train, &test, target.dataset.classes.len() as i64, p.seeds[0])?;
-    subject.check_unchanged()?;
-    Ok(probe.score)
+/// The answers of one subject: its own classifier's, or those of a probe for each seed.
+struct Answers {
+    seed: Option<u64>,
+    side: usize,
+    score: Score,
+}
+
+fn answers(subject: &Subject, target: &Target, probe: Option<&Protocol>, args: &Args, common: &Common) -> Result<Vec<Answers>> {
+    let Some(protocol) = probe else {
+        let score = Score::new(&accuracy::logits(subject, target, 0, common)?, &target.dataset.test.labels);
+        return Ok(vec![Answers { seed: None, side: subject.image_size(0), score }]);
+    };
+    common.say(format!("{}: {} on {} ({} protocol)", subject.name, subject.arch.name, target.dataset.name, protocol.kind));
+    let probes = linear_probe::probes(subject, target, protocol, !args.no_cache, common)?;
+    Ok(probes.into_iter().map(|p| Answers { seed: Some(p.seed), side: p.side, score: p.probe.score }).collect())
 }
 
 pub fn run(args: &Args, common: &Common) -> Result<()> {
@@ -62,6 +76,8 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
             args.b.len()
         )));
     }
+    let protocol = args.protocol.as_deref().unwrap_or("lbfgs");
+    let probe = args.dataset.as_ref().map(|_| linear_probe::protocol(protocol, &args.sets, args.image_size, &args.seeds)).transpose()?;
     let open = |runs: &[PathBuf]| SubjectArgs { runs: runs.to_vec(), peer: args.peer, ..Default::default() }.open(common, PeerChoice::Best);
     let (left, right) = (open(&args.a)?, open(&args.b)?);
     if left.len() != right.len() {
@@ -81,45 +97,46 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
         )));
     }
     let mut shown =
-        Table::new("", &["A", "B", "A top-1", "B top-1", "B - A", "95 % interval", "only A right", "only B right", "McNemar p"]);
+        Table::new("", &["A", "B", "seed", "A top-1", "B top-1", "B - A", "95 % interval", "only A right", "only B right", "McNemar p"]);
     let (mut records, mut differences) = (vec![], vec![]);
-    let mut all: Option<Pairs> = None;
-    for (i, (a, b)) in left.iter().zip(&right).enumerate() {
-        let (sa, sb) = (predict(a, &target, args, common)?, predict(b, &target, args, common)?);
-        let pairs = Pairs::new(&sa.right(), &sb.right());
-        let (low, high) = pairs.bootstrap(RESAMPLES, &mut rng::stream(1, "paired", &[i as u64]));
-        let (p, difference) = (pairs.mcnemar(), 100.0 * pairs.difference());
-        differences.push(difference);
-        all = Some(all.map_or(pairs, |s| Pairs {
-            only_a: s.only_a + pairs.only_a,
-            only_b: s.only_b + pairs.only_b,
-            count: s.count + pairs.count,
-        }));
-        shown.push(vec![
-            Cell::text(format!("{} ({})", a.name, a.method)),
-            Cell::text(format!("{} ({})", b.name, b.method)),
-            Cell::Score(sa.top1(), 2),
-            Cell::Score(sb.top1(), 2),
-            Cell::Score(difference, 2),
-            Cell::text(format!("{:+.2} to {:+.2}", 100.0 * low, 100.0 * high)),
-            Cell::Count(pairs.only_a as i64),
-            Cell::Count(pairs.only_b as i64),
-            Cell::text(format!("{p:.2e}")),
-        ]);
-        records.push(Record {
-            variant: format!("against {}", a.name),
-            dataset: target.dataset.name.into(),
-            metric: "difference".into(),
-            value: difference,
-            ci_low: Some(100.0 * low),
-            ci_high: Some(100.0 * high),
-            n_test: sa.labels.len(),
-            split_hash: target.hash.clone(),
-            image_size: b.image_size(0),
-            detail: json!({ "a": a.name, "a_weights": a.hash, "a_top1": sa.top1(), "b_top1": sb.top1(), "only_a": pairs.only_a, "only_b": pairs.only_b, "mcnemar_p": p,
-                "by": if args.dataset.is_some() { "lbfgs probe" } else { "own classifier" } }),
-            ..Record::new("compare", b, common)
-        });
+    for (a, b) in left.iter().zip(&right) {
+        let (of_a, of_b) = (answers(a, &target, probe.as_ref(), args, common)?, answers(b, &target, probe.as_ref(), args, common)?);
+        for (Answers { seed, side, score: sb }, Answers { score: sa, .. }) in of_b.into_iter().zip(of_a) {
+            let pairs = Pairs::new(&sa.right(), &sb.right());
+            let (low, high) = pairs.bootstrap(RESAMPLES, &mut rng::stream(1, "paired", &[differences.len() as u64]));
+            let (p, difference) = (pairs.mcnemar(), 100.0 * pairs.difference());
+            differences.push(difference);
+            shown.push(vec![
+                Cell::text(format!("{} ({})", a.name, a.method)),
+                Cell::text(format!("{} ({})", b.name, b.method)),
+                seed.map_or(Cell::Empty, |s| Cell::text(s.to_string())),
+                Cell::Score(sa.top1(), 2),
+                Cell::Score(sb.top1(), 2),
+                Cell::Score(difference, 2),
+                Cell::text(format!("{:+.2} to {:+.2}", 100.0 * low, 100.0 * high)),
+                Cell::Count(pairs.only_a as i64),
+                Cell::Count(pairs.only_b as i64),
+                Cell::text(format!("{p:.2e}")),
+            ]);
+            let by = probe.as_ref().map_or("own classifier".to_string(), |p| format!("{} probe", p.kind));
+            let record = Record::new("compare", b, common);
+            records.push(Record {
+                variant: format!("against {}", a.name),
+                dataset: target.dataset.name.into(),
+                metric: "difference".into(),
+                value: difference,
+                ci_low: Some(100.0 * low),
+                ci_high: Some(100.0 * high),
+                seed,
+                n_train: if probe.is_some() { target.dataset.train.len() } else { 0 },
+                n_test: sa.labels.len(),
+                split_hash: target.hash.clone(),
+                image_size: side,
+                detail: json!({ "a": a.name, "a_weights": a.hash, "a_top1": sa.top1(), "b_top1": sb.top1(), "only_a": pairs.only_a,
+                    "only_b": pairs.only_b, "mcnemar_p": p, "by": by }),
+                ..probe.iter().fold(record, |record, protocol| record.protocol(protocol))
+            });
+        }
     }
     results::keep(&records, &right, common)?;
     let over = (differences.len() > 1).then(|| stats::mean_interval(&differences));
@@ -131,12 +148,8 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
     }
     println!("{} test images of {}, the same for both", target.dataset.test.len(), target.dataset.name);
     print!("{}", shown.plain());
-    if let (Some((mean, Some(half))), Some(all)) = (over, all) {
-        println!(
-            "over {} pairs: B - A = {mean:+.2} ± {half:.2} (95 %, Student's t over pairs); all images together McNemar p = {:.2e}",
-            differences.len(),
-            all.mcnemar()
-        );
+    if let Some((mean, Some(half))) = over {
+        println!("over {} pairs: B - A = {mean:+.2} ± {half:.2} (95 %, Student's t over pairs)", differences.len());
     }
     Ok(())
 }

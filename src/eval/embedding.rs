@@ -76,15 +76,10 @@ fn conditional(d: &[f64], i: usize, perplexity: f64) -> Vec<f64> {
         } else {
             high = beta
         }
-        // Newton in ln(beta), where the entropy is nearly straight; halving where it leaves the bracket.
-        let newton = beta * (over / (beta * beta * (square - mean * mean)).max(1e-12)).exp();
-        beta = if newton > low && newton < high {
-            newton
-        } else if high.is_finite() {
-            0.5 * (low + high)
-        } else {
-            beta * 2.0
-        };
+        // Newton in ln(beta), where the entropy is nearly straight; never by more than e^2 at once, for it is flat where all distances are
+        // alike. Where it leaves the bracket, the middle of that.
+        let newton = beta * (over / (beta * beta * (square - mean * mean)).max(1e-12)).clamp(-2.0, 2.0).exp();
+        beta = if newton > low && newton < high { newton } else { (low * high).sqrt() };
     }
     let z: f64 = p.iter().sum();
     p.iter_mut().for_each(|p| *p /= z);

@@ -5,7 +5,7 @@ use std::time::Instant;
 use clap::Args as ClapArgs;
 use serde::Deserialize;
 use serde_json::json;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::Common;
 use super::cache::{self, Features, Prepared};
@@ -17,6 +17,7 @@ use super::score::Score;
 use super::subject::{PeerChoice, Subject, SubjectArgs};
 use super::target::Target;
 use crate::data::{Loader, Sampling, Transform, sampler};
+use crate::device;
 use crate::error::{Error, Result};
 use crate::report::{Cell, Table, table};
 
@@ -62,7 +63,7 @@ struct Paper {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Sweep {
+pub struct Sweep {
     image_size: i64,
     batch: usize,
     epochs: usize,
@@ -116,21 +117,22 @@ pub struct Probe {
     pub chosen: serde_json::Value,
 }
 
+/// A probe and the seed, the side of the images and the seconds of it.
+pub struct Seeded {
+    pub probe: Probe,
+    pub seed: u64,
+    pub side: usize,
+    pub seconds: f64,
+}
+
 pub fn run(args: &Args, common: &Common) -> Result<()> {
-    let mut protocol = Protocol::read(&args.protocol, &["paper", "sweep", "lbfgs"], &args.sets)?;
-    if let Some(side) = args.image_size {
-        protocol.set("image_size", side);
-    }
-    if !args.seeds.is_empty() {
-        protocol.set("seeds", args.seeds.iter().map(|&s| s as i64).collect::<Vec<_>>());
-    }
-    check(&protocol)?;
+    let protocol = protocol(&args.protocol, &args.sets, args.image_size, &args.seeds)?;
     let subjects = args.subjects.open(common, PeerChoice::Best)?;
     let target = Target::open(&args.dataset, common)?;
     let mut records = vec![];
     for subject in &subjects {
         common.say(format!("{}: {} on {} ({} protocol)", subject.name, subject.arch.name, target.dataset.name, protocol.kind));
-        let own = probe(subject, &target, &protocol, !args.no_cache, common)?;
+        let own = measure(subject, &target, &protocol, !args.no_cache, common)?;
         // Kept at once: a later subject that fails does not take these with it.
         results::keep(&own, std::slice::from_ref(subject), common)?;
         records.extend(own);
@@ -138,7 +140,19 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
     print(&records, &target, common)
 }
 
-/// The values of a protocol, checked before anything is loaded.
+/// A probe's protocol with what the flags change, checked before anything is loaded.
+pub fn protocol(name: &str, sets: &[String], image_size: Option<i64>, seeds: &[u64]) -> Result<Protocol> {
+    let mut protocol = Protocol::read(name, &["paper", "sweep", "lbfgs"], sets)?;
+    if let Some(side) = image_size {
+        protocol.set("image_size", side);
+    }
+    if !seeds.is_empty() {
+        protocol.set("seeds", seeds.iter().map(|&s| s as i64).collect::<Vec<_>>());
+    }
+    check(&protocol)?;
+    Ok(protocol)
+}
+
 fn check(protocol: &Protocol) -> Result<()> {
     let seeds = match protocol.kind.as_str() {
         "paper" => {
@@ -184,8 +198,8 @@ fn check(protocol: &Protocol) -> Result<()> {
     require(!seeds.is_empty(), "seeds", &seeds, "at least one")
 }
 
-/// All seeds of one subject.
-fn probe(subject: &Subject, target: &Target, protocol: &Protocol, cached: bool, common: &Common) -> Result<Vec<Record>> {
+/// The classifiers of one subject, one a seed of the protocol.
+pub fn probes(subject: &Subject, target: &Target, protocol: &Protocol, cached: bool, common: &Common) -> Result<Vec<Seeded>> {
     let kind = protocol.kind.as_str();
     let (image_size, seeds) = match kind {
         "paper" => protocol.options::<Paper>().map(|p| (p.image_size, p.seeds))?,
@@ -198,22 +212,30 @@ fn probe(subject: &Subject, target: &Target, protocol: &Protocol, cached: bool, 
     let test = features(&prepared.dataset.test)?;
     let train = if kind == "paper" { None } else { Some(features(&prepared.dataset.train)?) };
     let classes = target.dataset.classes.len() as i64;
-    let mut records = vec![];
+    let mut probes = vec![];
     for &seed in &seeds {
         let began = Instant::now();
-        let probe = match (kind, &train) {
+        let mut probe = match (kind, &train) {
             ("sweep", Some(train)) => sweep(&protocol.options()?, train, &test, classes, seed, common)?,
             ("lbfgs", Some(train)) => lbfgs(&protocol.options()?, train, &test, classes, seed)?,
             _ => paper(&protocol.options()?, subject, &prepared, &test, seed, common)?,
         };
         subject.check_unchanged()?;
         let seconds = began.elapsed().as_secs_f64();
-        let (low, high) = probe.score.interval(seed);
-        let mut warnings = probe.warnings;
         if probe.score.at_chance() {
-            warnings.push(format!("at chance level: {:.2} % of {} classes", probe.score.top1(), classes));
+            probe.warnings.push(format!("at chance level: {:.2} % of {} classes", probe.score.top1(), classes));
         }
-        warnings.iter().for_each(|w| common.warn(format!("{}: {w}", subject.name)));
+        probe.warnings.iter().for_each(|w| common.warn(format!("{}: {w}", subject.name)));
+        probes.push(Seeded { probe, seed, side, seconds });
+    }
+    Ok(probes)
+}
+
+/// All seeds of one subject, one record each.
+fn measure(subject: &Subject, target: &Target, protocol: &Protocol, cached: bool, common: &Common) -> Result<Vec<Record>> {
+    let mut records = vec![];
+    for Seeded { probe, seed, side, seconds } in probes(subject, target, protocol, cached, common)? {
+        let (low, high) = probe.score.interval(seed);
         let mut detail = probe.score.detail(&target.dataset.classes);
         detail["chosen"] = probe.chosen;
         records.push(Record {
@@ -223,12 +245,12 @@ fn probe(subject: &Subject, target: &Target, protocol: &Protocol, cached: bool, 
             ci_high: Some(high),
             top5: Some(probe.score.top5()),
             seed: Some(seed),
-            n_train: prepared.dataset.train.len(),
-            n_test: prepared.dataset.test.len(),
+            n_train: target.dataset.train.len(),
+            n_test: target.dataset.test.len(),
             split_hash: target.hash.clone(),
             image_size: side,
             seconds,
-            warnings,
+            warnings: probe.warnings,
             detail,
             ..Record::new("linear-probe", subject, common).protocol(protocol)
         });
@@ -249,20 +271,24 @@ const PASS: usize = 256;
 fn paper(p: &Paper, subject: &Subject, prepared: &Prepared, test: &Features, seed: u64, common: &Common) -> Result<Probe> {
     let split = &prepared.dataset.train;
     let side = prepared.transform.size;
-    let transform = if p.augment { Transform::pad_crop(side, subject.meta.mean, subject.meta.std) } else { prepared.transform.clone() };
+    let (mean, std) = (subject.meta.mean, subject.meta.std);
+    let transform = match (p.augment, side <= cache::SMALL) {
+        (false, _) => prepared.transform.clone(),
+        (true, true) => Transform::pad_crop(side, mean, std),
+        // What networks for large images are trained with.
+        (true, false) => Transform::random_resized(side, mean, std),
+    };
     let classes = prepared.dataset.classes.len() as i64;
-    let mut heads = Heads::new(&[p.lr], classes, subject.arch.dim, p.momentum, p.weight_decay, seed, common.device);
+    let mut heads = Heads::new(&[p.lr], classes, subject.arch.dim, p.momentum, p.weight_decay, seed, Device::Cpu);
+    let mut extractor = subject.extractor(common);
     let group = (PASS / p.batch).max(1) * p.batch;
     for epoch in 0..p.epochs {
         let factor = 0.1f64.powi(p.milestones.iter().filter(|m| epoch >= **m).count() as i32);
         let order: Vec<u32> = sampler::epoch(&split.labels, Sampling::Shuffled, p.batch, seed, epoch as u64)?.concat();
         let passes = order.chunks(group).map(<[u32]>::to_vec).collect();
         for batch in Loader::new(split, passes, transform.clone(), 1, seed, epoch as u64, 0) {
-            let batch = batch?.to_device(common.device);
-            let x = {
-                let _guard = tch::no_grad_guard();
-                cache::forward(&subject.net, &batch.views[0])
-            };
+            let batch = batch?;
+            let x = extractor.extract(&batch.views[0], false)?.features;
             let count = x.size()[0];
             let mut first = 0;
             while first < count {
@@ -273,7 +299,7 @@ fn paper(p: &Paper, subject: &Subject, prepared: &Prepared, test: &Features, see
         }
         common.progress(epoch + 1, p.epochs, "epoch");
     }
-    let scores = heads.scores(&test.x.to_device(common.device)).remove(0);
+    let scores = heads.scores(&test.x).remove(0);
     let mut warnings = vec![];
     if heads.diverged() {
         warnings.push(format!("diverged: the classifier is not finite at lr {}", p.lr));
@@ -285,6 +311,7 @@ fn paper(p: &Paper, subject: &Subject, prepared: &Prepared, test: &Features, see
 fn train_heads(p: &Sweep, lrs: &[f64], train: &Features, classes: i64, seed: u64, common: &Common) -> Result<Heads> {
     let (x, y) = (train.x.to_device(common.device), train.labels().to_device(common.device));
     let mut heads = Heads::new(lrs, classes, x.size()[1], p.momentum, p.weight_decay, seed, common.device);
+    let _alone = device::alone();
     let per_epoch = train.y.len().div_ceil(p.batch);
     for epoch in 0..p.epochs {
         for (i, rows) in sampler::epoch(&train.y, Sampling::Shuffled, p.batch, seed, epoch as u64)?.iter().enumerate() {
@@ -323,7 +350,8 @@ fn edge_warning(what: &str, chosen: usize, values: &[f64]) -> Option<String> {
     edge.then(|| format!("the best {what} is {}, at the edge of the sweep: widen it", values[chosen]))
 }
 
-fn sweep(p: &Sweep, train: &Features, test: &Features, classes: i64, seed: u64, common: &Common) -> Result<Probe> {
+/// Several learning rates at once; a held-out part of the training split chooses one, which then learns from all of it.
+pub fn sweep(p: &Sweep, train: &Features, test: &Features, classes: i64, seed: u64, common: &Common) -> Result<Probe> {
     let (kept, held) = held_out(&train.y, p.holdout, seed)?;
     let held = train.rows(&held);
     let heads = train_heads(p, &p.lrs, &train.rows(&kept), classes, seed, common)?;

@@ -9,6 +9,7 @@ use linfa::traits::{Fit, Predict};
 use ndarray::Array2;
 use tch::{Kind, Tensor};
 
+use crate::device;
 use crate::error::{Error, Result};
 
 /// How a fit is made.
@@ -50,22 +51,61 @@ const HISTORY: usize = 10;
 /// Scores held at once; more rows go in parts.
 const MAX_SCORES: i64 = 16_000_000;
 
-/// Fits `x` [N, D] with labels `y` [N] in 0 .. classes. The products are computed in the precision of `x`, everything else in f64.
-/// `start` continues from a neighbouring fit (a path over C).
+/// Products of one pass over the rows below which one thread does it all.
+const ALONE: i64 = 8_000_000;
+
+/// Fits `x` [N, D] with labels `y` [N] in 0 .. classes. The products are computed in the precision of `x`, and in f64 from where f32 can
+/// tell no better from worse; everything else in f64. `start` continues from a neighbouring fit (a path over C).
 pub fn fit(x: &Tensor, y: &Tensor, classes: i64, options: Options, start: Option<&Classifier>) -> Result<Fitted> {
     let _guard = tch::no_grad_guard();
     check(x, y, classes, options)?;
     let dim = x.size()[1];
-    let objective = Objective::new(x, y, classes, options.c);
+    let _alone = (x.numel() as i64 * classes < ALONE).then(device::alone);
     let start = start.map_or_else(
         || Tensor::zeros([classes, dim + 1], (Kind::Double, x.device())),
         |c| Tensor::cat(&[&c.weight, &c.bias.unsqueeze(1)], 1),
     );
+    let mut fitted = descend(&Objective::new(x, y, classes, options.c), start, options);
+    if x.kind() != Kind::Double && !fitted.within(options) && fitted.iterations < options.max_iterations {
+        let rest = Options { max_iterations: options.max_iterations - fitted.iterations, ..options };
+        let finer = descend(&Objective::new(&x.to_kind(Kind::Double), y, classes, options.c), fitted.at.point, rest);
+        let (iterations, evaluations) = (fitted.iterations + finer.iterations, fitted.evaluations + finer.evaluations);
+        fitted = Descent { iterations, evaluations, ..finer };
+    }
+    let Descent { at, iterations, evaluations, converged } = fitted;
+    if !at.loss.is_finite() {
+        return Err(Error::failed(format!(
+            "logistic regression with C = {}: the loss is {}; are the features finite?",
+            options.c, at.loss
+        )));
+    }
+    let weight = at.point.narrow(1, 0, dim).contiguous();
+    let bias = at.point.select(1, dim).contiguous();
+    let (loss, gradient) = (at.loss, at.largest());
+    Ok(Fitted { classifier: Classifier { weight, bias }, loss, iterations, evaluations, gradient, converged })
+}
+
+/// Where a descent in one precision ended.
+struct Descent {
+    at: At,
+    iterations: usize,
+    evaluations: usize,
+    /// The tolerance was met, or f64 has nothing left to gain.
+    converged: bool,
+}
+
+impl Descent {
+    fn within(&self, options: Options) -> bool {
+        self.at.largest() <= options.tolerance
+    }
+}
+
+fn descend(objective: &Objective, start: Tensor, options: Options) -> Descent {
     let mut at = objective.at(start);
     let mut memory = Memory::default();
     let (mut iterations, mut converged) = (0, false);
     // What a sum in f32 can still tell apart; scipy stops at 64 units in the last place of f64.
-    let flat = if x.kind() == Kind::Double { 64.0 * f64::EPSILON } else { 1e-9 };
+    let flat = if objective.x.kind() == Kind::Double { 64.0 * f64::EPSILON } else { 1e-9 };
     while iterations < options.max_iterations {
         if at.largest() <= options.tolerance {
             converged = true;
@@ -78,7 +118,7 @@ pub fn fit(x: &Tensor, y: &Tensor, classes: i64, options: Options, start: Option
             direction = memory.direction(&at.gradient, &objective.preconditioner);
             slope = dot(&direction, &at.gradient);
         }
-        let Some(next) = search(&objective, &at, &direction, slope) else { break };
+        let Some(next) = search(objective, &at, &direction, slope) else { break };
         iterations += 1;
         let gain = (at.loss - next.loss) / at.loss.abs().max(next.loss.abs()).max(1.0);
         memory.push(&next.point - &at.point, &next.gradient - &at.gradient);
@@ -89,16 +129,7 @@ pub fn fit(x: &Tensor, y: &Tensor, classes: i64, options: Options, start: Option
             break;
         }
     }
-    if !at.loss.is_finite() {
-        return Err(Error::failed(format!(
-            "logistic regression with C = {}: the loss is {}; are the features finite?",
-            options.c, at.loss
-        )));
-    }
-    let weight = at.point.narrow(1, 0, dim).contiguous();
-    let bias = at.point.select(1, dim).contiguous();
-    let (loss, gradient) = (at.loss, at.largest());
-    Ok(Fitted { classifier: Classifier { weight, bias }, loss, iterations, evaluations: objective.count.get(), gradient, converged })
+    Descent { at, iterations, evaluations: objective.count.get(), converged }
 }
 
 fn check(x: &Tensor, y: &Tensor, classes: i64, options: Options) -> Result<()> {

@@ -8,6 +8,7 @@ use clap::Args as ClapArgs;
 use serde_json::Value;
 
 use super::Common;
+use super::protocol::Protocol;
 use super::results::{self, Record};
 use crate::error::{Error, Result};
 use crate::files;
@@ -220,10 +221,11 @@ fn build(title: &str, runs: &[Run], foreign: &[Record]) -> Result<Report> {
         ),
         sections: vec![],
     };
+    let current = newest(&records);
     report.push(pretraining(runs));
-    report.push(against_paper(runs, &records)?);
-    report.push(measurements(&records)?);
-    report.push(few_shot(&records)?);
+    report.push(against_paper(runs, &current)?);
+    report.push(measurements(&current)?);
+    report.push(few_shot(&current)?);
     report.push(curves(runs));
     report.push(lambda_maps(runs));
     report.push(pictures(&records)?);
@@ -278,7 +280,32 @@ fn pretraining(runs: &[Run]) -> Section {
     section
 }
 
-/// Our numbers in the paper's layout: networks down, methods across, the paper's beside ours and the gap.
+/// The protocol a record followed: its name, and the keys that differ from what ships under its kind, e.g. `paper, epochs=2`. Keys that
+/// only say how many measurements were made do not count.
+fn protocol_of(r: &Record) -> String {
+    let kind = r.options["kind"].as_str().unwrap_or_default();
+    let shipped = Protocol::read(kind, &[kind], &[]).map(|p| p.json()).unwrap_or_default();
+    let changed = |(key, value): (&String, &Value)| {
+        let counts = !["kind", "seeds", "ks", "shots"].contains(&key.as_str()) && shipped.get(key).is_some_and(|s| s != value);
+        counts.then(|| format!("{key}={value}"))
+    };
+    let changed = r.options.as_object().into_iter().flatten().filter_map(changed);
+    std::iter::once(r.protocol.clone()).chain(changed).collect::<Vec<_>>().join(", ")
+}
+
+/// Of measurements that were made more than once with the same weights, settings and seed, the last.
+fn newest<'a>(records: &[&'a Record]) -> Vec<&'a Record> {
+    let key = |r: &Record| {
+        let of_run = (r.command.clone(), r.run.clone(), r.subject.clone(), r.weights_hash.clone(), r.seed, r.image_size);
+        (of_run, r.dataset.clone(), protocol_of(r), r.variant.clone(), r.metric.clone(), r.detail["a_weights"].to_string())
+    };
+    let last: BTreeMap<_, usize> = records.iter().enumerate().map(|(i, r)| (key(r), i)).collect();
+    let mut kept: Vec<usize> = last.into_values().collect();
+    kept.sort_unstable();
+    kept.into_iter().map(|i| records[i]).collect()
+}
+
+/// Our numbers in the paper's layout: networks down, methods across, the paper's under ours and the gap.
 fn against_paper(runs: &[Run], records: &[&Record]) -> Result<Section> {
     let paper = paper::printed()?;
     // (table, dataset, network with its peer, method) -> our values.
@@ -295,7 +322,8 @@ fn against_paper(runs: &[Run], records: &[&Record]) -> Result<Section> {
     }
     for r in records.iter().filter(|r| r.command == "linear-probe" && r.pretrained_on == "cifar100") {
         if r.options["kind"] == "paper" && ["stl10", "tiny_imagenet"].contains(&r.dataset.as_str()) {
-            ours.push((vec!["transfer-linear".into(), r.dataset.clone(), r.arch.clone(), r.method.clone()], r.value));
+            let changed = protocol_of(r).split_once(", ").map_or(String::new(), |(_, keys)| format!(", {keys}"));
+            ours.push((vec!["transfer-linear".into(), r.dataset.clone(), format!("{}{changed}", r.arch), r.method.clone()], r.value));
         }
     }
     let groups = table::group(&ours)?;
@@ -308,24 +336,34 @@ fn against_paper(runs: &[Run], records: &[&Record]) -> Result<Section> {
             continue;
         }
         seen.push(name.clone());
-        let mut shown = Table::new(name.clone(), &["dataset", "network", "method", "ours", "paper", "gap"]);
-        for group in groups.iter().filter(|g| g.keys[0] == *name) {
-            let [_, dataset, network, method] = &group.keys[..] else { unreachable!("four keys") };
-            let (arch, peer) = match network.split_once(" (net ") {
+        let own: Vec<&table::Group> = groups.iter().filter(|g| g.keys[0] == *name).collect();
+        let printed: Vec<&paper::Printed> = paper.iter().filter(|p| p.table == *name).collect();
+        let mut methods: Vec<&str> = vec![];
+        for method in printed.iter().map(|p| p.method.as_str()).chain(own.iter().map(|g| g.keys[3].as_str())) {
+            if !methods.contains(&method) {
+                methods.push(method);
+            }
+        }
+        let mut shown = Table::new(name.clone(), &[&["dataset", "network", ""], &methods[..]].concat());
+        let mut networks: Vec<&[String]> = own.iter().map(|g| &g.keys[1..3]).collect();
+        networks.sort();
+        networks.dedup();
+        for network in networks {
+            let (arch, peer) = match network[1].split_once(" (net ") {
                 Some((arch, rest)) => (arch, rest.trim_end_matches(')').parse::<usize>().ok()),
-                None => (network.as_str(), None),
+                None => (network[1].split(',').next().unwrap_or_default(), None),
             };
-            let row = paper
-                .iter()
-                .find(|p| p.table == *name && p.dataset == *dataset && p.network == arch && p.peer == peer && p.method == *method);
-            shown.push(vec![
-                Cell::text(dataset),
-                Cell::text(network),
-                Cell::text(method),
-                group.cell(),
-                row.map_or(Cell::Empty, |p| Cell::text(p.shown())),
-                Cell::score(row.map(|p| group.mean - p.value)),
-            ]);
+            let ours = |m: &str| own.iter().find(|g| g.keys[1..3] == *network && g.keys[3] == m);
+            let theirs = |m: &str| printed.iter().find(|p| p.dataset == network[0] && p.network == arch && p.peer == peer && p.method == m);
+            let mut row = |what: &str, cell: &dyn Fn(&str) -> Cell| {
+                let cells: Vec<Cell> = methods.iter().map(|m| cell(m)).collect();
+                if cells.iter().any(|c| *c != Cell::Empty) {
+                    shown.push([vec![Cell::text(&network[0]), Cell::text(&network[1]), Cell::text(what)], cells].concat());
+                }
+            };
+            row("ours", &|m| ours(m).map_or(Cell::Empty, |g| g.cell()));
+            row("paper", &|m| theirs(m).map_or(Cell::Empty, |p| Cell::Spread { mean: p.value, std: p.std, n: 0 }));
+            row("gap", &|m| Cell::score(ours(m).zip(theirs(m)).map(|(g, p)| g.mean - p.value)));
         }
         section.table(shown);
     }
@@ -345,31 +383,37 @@ fn measurements(records: &[&Record]) -> Result<Section> {
         }
     });
     for command in commands {
-        let own: Vec<&&Record> = records.iter().filter(|r| r.command == command && !r.variant.contains("try=")).collect();
-        let key = |r: &Record| vec![r.dataset.clone(), r.subject.clone(), r.protocol.clone(), r.variant.clone(), r.metric.clone()];
+        let own: Vec<&&Record> = records.iter().filter(|r| r.command == command).collect();
+        let key = |r: &Record| {
+            let what = [r.dataset.clone(), r.subject.clone(), protocol_of(r), r.variant.clone(), r.metric.clone()];
+            [what.to_vec(), vec![r.run.clone(), r.weights_hash.clone(), r.image_size.to_string()]].concat()
+        };
         let measured: Vec<(Vec<String>, f64)> = own.iter().map(|r| (key(r), r.value)).collect();
         let mut shown = Table::new(
             command,
-            &["dataset", "network", "method", "protocol", "variant", "metric", "value", "95 % interval", "top-5", "images", "notes"],
+            &["dataset", "network", "variant", "metric", "value", "95 % interval", "top-5", "images", "method", "protocol", "notes"],
         );
         for group in table::group(&measured)? {
             let Some(r) = own.iter().rev().find(|r| key(r) == group.keys) else { continue };
+            let replaced =
+                own.iter().rev().find(|o| (&o.subject, &o.run) == (&r.subject, &r.run)).is_some_and(|o| o.weights_hash != r.weights_hash);
+            let notes = r.warnings.iter().cloned().chain(replaced.then(|| "of weights that were replaced since".to_string()));
             let interval = r.ci_low.zip(r.ci_high).map_or(Cell::Empty, |(low, high)| Cell::text(format!("{low:.2} to {high:.2}")));
             shown.push(vec![
                 Cell::text(&r.dataset),
                 Cell::text(&r.subject),
-                Cell::text(&r.method),
-                Cell::text(&r.protocol),
                 Cell::text(&r.variant),
                 Cell::text(&r.metric),
                 group.cell(),
                 interval,
                 Cell::score(r.top5),
                 Cell::Count(r.n_test as i64),
-                Cell::text(r.warnings.join("; ")),
+                Cell::text(&r.method),
+                Cell::text(protocol_of(r)),
+                Cell::text(notes.collect::<Vec<_>>().join("; ")),
             ]);
         }
-        section.table(shown);
+        section.table(shown.without_empty_columns());
     }
     if !section.parts.is_empty() {
         section.text("± is over seeds or draws; the 95 % interval is over test images (bootstrap, of the last measurement): two different questions.");
@@ -381,9 +425,12 @@ fn measurements(records: &[&Record]) -> Result<Section> {
 fn few_shot(records: &[&Record]) -> Result<Section> {
     let mut section = Section::new("Few-shot");
     let mut figures = vec![];
-    let own: Vec<&&Record> = records.iter().filter(|r| r.command == "few-shot").collect();
-    let number = |r: &Record, key: &str| r.variant.split(' ').find_map(|part| part.strip_prefix(key)?.parse::<f64>().ok());
-    for (key, x) in [("shots=", "labelled images a class"), ("fraction=", "share of the training set")] {
+    let own: Vec<&Record> = records.iter().copied().filter(|r| r.command == "few-shot").collect();
+    let number = |r: &Record, key: &str| {
+        let found = r.variant.split(' ').find_map(|part| part.strip_prefix(key)?.parse::<f64>().ok());
+        found.map(|v| if key == "fraction=" { 100.0 * v } else { v })
+    };
+    for (key, x) in [("shots=", "labelled images a class"), ("fraction=", "training images kept (%)")] {
         let mut datasets: Vec<&str> = vec![];
         own.iter().filter(|r| number(r, key).is_some()).for_each(|r| {
             if !datasets.contains(&r.dataset.as_str()) {
@@ -391,26 +438,36 @@ fn few_shot(records: &[&Record]) -> Result<Section> {
             }
         });
         for dataset in datasets {
-            let mut series: BTreeMap<String, BTreeMap<u64, (f64, Option<f64>, Option<f64>)>> = BTreeMap::new();
-            for r in own.iter().filter(|r| r.dataset == dataset && !r.variant.contains("try=")) {
+            let of_parts = key == "fraction=";
+            // Several networks of a run share a line.
+            let mut series: BTreeMap<String, BTreeMap<u64, Vec<&Record>>> = BTreeMap::new();
+            for r in own.iter().filter(|r| r.dataset == dataset) {
                 if let Some(at) = number(r, key) {
-                    let name = if key == "fraction=" { format!("{} {}", r.method, r.arch) } else { r.subject.clone() };
-                    series.entry(name).or_default().insert(at.to_bits(), (r.value, r.ci_low, r.ci_high));
+                    let name = if of_parts { format!("{} {}", r.method, r.arch) } else { r.subject.clone() };
+                    series.entry(name).or_default().entry(at.to_bits()).or_default().push(r);
                 }
             }
+            let mean = |records: &[&Record], of: &dyn Fn(&Record) -> f64| records.iter().map(|r| of(r)).sum::<f64>() / records.len() as f64;
             let lines: Vec<Series> = series
                 .into_iter()
                 .map(|(name, points)| Series {
                     name,
-                    band: points.values().map(|(v, low, high)| (low.unwrap_or(*v), high.unwrap_or(*v))).collect(),
-                    points: points.iter().map(|(at, (v, ..))| (f64::from_bits(*at), *v)).collect(),
+                    band: points
+                        .values()
+                        .map(|all| (mean(all, &|r| r.ci_low.unwrap_or(r.value)), mean(all, &|r| r.ci_high.unwrap_or(r.value))))
+                        .collect(),
+                    points: points.iter().map(|(at, all)| (f64::from_bits(*at), mean(all, &|r| r.value))).collect(),
                 })
                 .collect();
             let title = format!("Few-shot on {dataset}");
             let svg = Lines { title: &title, x, y: "top-1 (%)", series: &lines, dots: true }.draw();
             figures.push(Figure::new(
                 format!("few-shot-{}{dataset}", key.trim_end_matches('=')),
-                "Mean over draws; the band is its 95 % interval.",
+                if of_parts {
+                    "Mean over networks; the band is the mean of their 95 % intervals over test images."
+                } else {
+                    "Mean over draws; the band is its 95 % interval."
+                },
                 svg,
             ));
         }
@@ -536,9 +593,11 @@ fn pictures(records: &[&Record]) -> Result<Section> {
             }
         }
     }
-    found.into_values().for_each(|figure| {
+    let (wide, small): (Vec<Figure>, Vec<Figure>) = found.into_values().partition(Figure::is_wide);
+    for figure in wide {
         section.figures(vec![figure]);
-    });
+    }
+    section.figures(small);
     Ok(section)
 }
 

@@ -8,9 +8,10 @@ use sha2::{Digest, Sha256};
 use tch::Tensor;
 
 use super::Common;
+use super::features::Extractor;
 use super::target;
 use crate::error::{Error, Result};
-use crate::nets::{self, Arch, Network};
+use crate::nets::{self, Arch};
 use crate::params::Params;
 use crate::weights::{self, Classifier, LoadOptions, Opened};
 
@@ -86,7 +87,6 @@ pub struct Subject {
     pub arch: &'static Arch,
     pub file: PathBuf,
     pub meta: Meta,
-    pub net: Network,
     pub params: Params,
     /// Of all weights and buffers.
     pub hash: String,
@@ -120,7 +120,7 @@ impl SubjectArgs {
         let meta = Meta { mean, std, ..meta(&opened, None) };
         let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let hash = hash(&opened.params);
-        let Opened { arch, net, params, .. } = opened;
+        let Opened { arch, params, .. } = opened;
         Ok(Subject {
             name,
             run: None,
@@ -129,7 +129,6 @@ impl SubjectArgs {
             arch,
             file: file.to_path_buf(),
             meta,
-            net,
             params,
             hash,
             out: self.out.clone().unwrap_or_else(|| PathBuf::from("results")),
@@ -215,7 +214,7 @@ fn open_peer(run: &Path, file: &Path, out: &Path, common: &Common) -> Result<Sub
     let recipe = target::recipe(run)?;
     let meta = meta(&opened, Some(recipe.dataset));
     let hash = hash(&opened.params);
-    let Opened { arch, net, params, .. } = opened;
+    let Opened { arch, params, .. } = opened;
     Ok(Subject {
         name,
         run: Some(run.to_path_buf()),
@@ -224,7 +223,6 @@ fn open_peer(run: &Path, file: &Path, out: &Path, common: &Common) -> Result<Sub
         arch,
         file: real,
         meta,
-        net,
         params,
         hash,
         out: out.to_path_buf(),
@@ -259,6 +257,16 @@ fn bytes(tensor: &Tensor) -> Vec<u8> {
 }
 
 impl Subject {
+    /// The network ready for inference.
+    pub fn extractor(&self, common: &Common) -> Extractor {
+        Extractor::new(self.arch, &self.params, self.meta.classes.len().max(1) as i64, common.threads)
+    }
+
+    /// The name of its run, for what is measured of all its networks together.
+    pub fn cohort(&self) -> &str {
+        self.name.split('/').next().unwrap_or_default()
+    }
+
     /// The side of the images it is measured on: what was asked for, or its own for 0.
     pub fn image_size(&self, asked: i64) -> usize {
         if asked > 0 { asked as usize } else { self.meta.image_size.max(1) as usize }

@@ -54,6 +54,8 @@ pub struct Tsne {
     pub samples: usize,
     pub perplexity: f64,
     pub exaggeration: f64,
+    /// 0: chosen by the number of points.
+    pub learning_rate: f64,
     pub iterations: usize,
     pub engine: Engine,
     pub seed: u64,
@@ -69,6 +71,11 @@ pub enum Engine {
 
 /// Iterations with exaggerated attraction.
 const EXAGGERATED: usize = 250;
+/// Momentum after them.
+const MOMENTUM: f32 = 0.8;
+/// How coarse the Barnes-Hut tree may be.
+const THETA: f32 = 0.5;
+const LEAST_RATE: f64 = 200.0;
 /// Up to here one thread is used, so that two runs give the same map bit by bit; beyond, all of them.
 const SAME_AGAIN: usize = 20_000;
 
@@ -93,17 +100,30 @@ fn bhtsne(x: &Tensor, start: &[[f64; 2]], p: &Tsne, n: usize, dim: usize) -> Res
     let samples: Vec<&[f32]> = flat.chunks_exact(dim).collect();
     let first: Vec<f32> = start.iter().flatten().map(|&v| v as f32).collect();
     let distance = |a: &&[f32], b: &&[f32]| a.iter().zip(*b).map(|(a, b)| (a - b) * (a - b)).sum::<f32>().sqrt();
+    // n / exaggeration (Belkina et al. 2019) in either phase, as openTSNE chooses it. scikit-learn writes max(n / exaggeration / 4, 50) and
+    // means max(n / exaggeration, 200): its gradient carries the factor 4 that bhtsne's and openTSNE's leave out.
+    let rate = |exaggeration: f64| if p.learning_rate > 0.0 { p.learning_rate } else { (n as f64 / exaggeration).max(LEAST_RATE) } as f32;
+    let exaggerated = EXAGGERATED.min(p.iterations);
     let fit = || {
         let mut tsne = bhtsne::tSNE::<f32, &[f32], 2>::new(&samples);
         tsne.perplexity(p.perplexity as f32)
-            .epochs(p.iterations)
+            .epochs(exaggerated)
             .early_exaggeration(p.exaggeration as f32)
-            .stop_lying_epoch(EXAGGERATED)
-            .momentum_switch_epoch(EXAGGERATED)
-            // n / exaggeration, as scikit-learn and openTSNE choose it (Belkina et al. 2019).
-            .learning_rate((n as f32 / p.exaggeration as f32).max(50.0))
+            .stop_lying_epoch(exaggerated)
+            .momentum_switch_epoch(exaggerated)
+            .learning_rate(rate(p.exaggeration))
             .initial_embedding(first)
-            .barnes_hut(0.5, distance);
+            .barnes_hut(THETA, distance);
+        if p.iterations > exaggerated {
+            // The affinities are kept from the first phase.
+            let map = tsne.embedding();
+            tsne.epochs(p.iterations - exaggerated)
+                .stop_lying_epoch(0)
+                .momentum(MOMENTUM)
+                .learning_rate(rate(1.0))
+                .initial_embedding(map)
+                .barnes_hut(THETA, distance);
+        }
         tsne.embedding()
     };
     let map = if n <= SAME_AGAIN {
@@ -157,6 +177,7 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
     let p: Tsne = protocol.options()?;
     require(p.perplexity >= 1.0, "perplexity", p.perplexity, "1 or more")?;
     require(p.exaggeration >= 1.0, "exaggeration", p.exaggeration, "1 or more")?;
+    require(p.learning_rate >= 0.0, "learning_rate", p.learning_rate, "above 0, or 0 for one by the number of points")?;
     require(
         p.samples > 3 && p.iterations > 0 && p.neighbours > 0,
         "samples, iterations, neighbours",

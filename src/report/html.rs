@@ -54,7 +54,13 @@ pub fn page(report: &Report) -> String {
                         .iter()
                         .map(|f| format!("<figure>{}<figcaption>{}</figcaption></figure>\n", f.svg, escape(&f.caption)))
                         .collect();
-                    format!("<div class=\"figures{}\">\n{each}</div>\n", if figures.len() == 1 { " one" } else { "" })
+                    format!(
+                        "<div class=\"figures{}\">\n{each}</div>\n",
+                        match &figures[..] {
+                            [one] if one.is_wide() => " one",
+                            _ => "",
+                        }
+                    )
                 }
                 Part::Code(text) => format!("<pre>{}</pre>\n", escape(text.trim_end())),
             };

@@ -13,12 +13,21 @@ pub struct Figure {
     pub svg: String,
 }
 
+/// Line charts are 560 wide and stay readable on a phone.
+const WIDE: f64 = 600.0;
+
 /// DejaVu Sans cut down to the characters figures use: pictures look the same on machines without fonts.
 static FONT: &[u8] = include_bytes!("assets/DejaVuSans-subset.ttf");
 
 impl Figure {
     pub fn new(name: impl Into<String>, caption: impl Into<String>, svg: String) -> Figure {
         Figure { name: file_stem(&name.into()), caption: caption.into(), svg }
+    }
+
+    /// Does it need a row of its own, and on a phone more width than there is?
+    pub fn is_wide(&self) -> bool {
+        let width = self.svg.split_once(" width=\"").and_then(|(_, rest)| rest.split('"').next()?.parse::<f64>().ok());
+        width.is_some_and(|w| w > WIDE)
     }
 
     /// The figure as PNG, `scale` pixels per unit.
@@ -254,6 +263,9 @@ pub struct Heat<'a> {
     pub decimals: usize,
 }
 
+/// Cells from this side on hold their number.
+const LETTERED: f64 = 30.0;
+
 impl Heat<'_> {
     pub fn draw(&self) -> String {
         let (nr, nc) = (self.rows.len(), self.columns.len());
@@ -268,6 +280,11 @@ impl Heat<'_> {
         let all: Vec<f64> = self.values.iter().flatten().copied().filter(|v| v.is_finite()).collect();
         let (low, high) = self.limits.unwrap_or_else(|| range(&all, 0.0));
         c.styled(10.0, 20.0, 14.0, Anchor::Start, self.title, r##"class="ink" fill="#1f2328" font-weight="bold""##);
+        // One ground for the lowest colour: most cells of a large confusion matrix are 0 and need none of their own.
+        let grounded = cell < LETTERED && all.len() == nr * nc;
+        if grounded {
+            c.rect(left, top, cell * nc as f64, cell * nr as f64, &heat_colour(0.0), "");
+        }
         for (r, row) in self.values.iter().enumerate() {
             let y = top + cell * r as f64;
             if named {
@@ -276,9 +293,12 @@ impl Heat<'_> {
             for (k, &value) in row.iter().enumerate().filter(|(_, v)| v.is_finite()) {
                 let x = left + cell * k as f64;
                 let part = ((value - low) / (high - low)).clamp(0.0, 1.0);
+                if part == 0.0 && grounded {
+                    continue;
+                }
                 let title = format!("{} / {}: {value:.d$}", self.rows[r], self.columns[k], d = self.decimals);
                 c.rect(x, y, cell, cell, &heat_colour(part), &title);
-                if cell >= 30.0 {
+                if cell >= LETTERED {
                     let ink = if part > 0.55 { "#ffffff" } else { "#1f2328" };
                     c.styled(
                         x + cell / 2.0,
@@ -448,7 +468,9 @@ mod tests {
         let series = [Series { name: "a < b & c".into(), points: vec![(0.0, 1.0), (1.0, f64::NAN), (2.0, 3.0)], band: vec![] }];
         let svg = Lines { title: "T", x: "epoch", y: "%", series: &series, dots: true }.draw();
         assert!(svg.contains("a &lt; b &amp; c") && !svg.contains("NaN"), "{svg}");
-        let png = Figure::new("x/y", "", svg).png(1.0).unwrap();
+        let figure = Figure::new("x/y", "", svg);
+        assert!(!figure.is_wide());
+        let png = figure.png(1.0).unwrap();
         assert_eq!(&png[1..4], b"PNG");
     }
 }

@@ -52,6 +52,8 @@ impl Cell {
             Cell::Text(text) => text.clone(),
             Cell::Count(n) => n.to_string(),
             Cell::Score(value, decimals) => format!("{value:.decimals$}"),
+            // Of somebody else's, who does not say how many.
+            Cell::Spread { mean, std: Some(std), n: 0 } => format!("{mean:.2} ± {std:.2}"),
             Cell::Spread { mean, std: Some(std), n } => format!("{mean:.2} ± {std:.2} (n = {n})"),
             Cell::Spread { mean, std: None, .. } => format!("{mean:.2}"),
             Cell::Interval { value, low, high } => format!("{value:.2} [{low:.2}, {high:.2}]"),
@@ -98,6 +100,18 @@ impl Table {
             Some(0) if values.len() > 1 => Some(Mark::Best),
             Some(1) if values.len() > 2 => Some(Mark::Second),
             _ => None,
+        }
+    }
+
+    /// The table without the columns that say nothing in any row.
+    pub fn without_empty_columns(self) -> Table {
+        let says = |c: usize| self.rows.iter().any(|r| !r[c].shown().is_empty());
+        let kept: Vec<usize> = (0..self.columns.len()).filter(|&c| says(c)).collect();
+        Table {
+            columns: kept.iter().map(|&c| self.columns[c].clone()).collect(),
+            rows: self.rows.iter().map(|r| kept.iter().map(|&c| r[c].clone()).collect()).collect(),
+            marked: self.marked.iter().filter_map(|m| kept.iter().position(|k| k == m)).collect(),
+            name: self.name,
         }
     }
 

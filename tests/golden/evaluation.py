@@ -48,6 +48,26 @@ P = _t_sne._joint_probabilities(squareform(pdist(x, 'sqeuclidean')), 10.0, 0)
 kl, _ = _t_sne._kl_divergence(maps.ravel(), P, 1, n, 2)
 print('kl', repr(kl))
 
+# Many columns: scikit-learn finds bandwidths in f32 only, so here by bisection in f64.
+m = 300
+wide = np.sin(1.7 * np.arange(m)[:, None] * (np.arange(96) + 1) + 0.3 * np.arange(96) ** 2)
+dist, W = squareform(pdist(wide, 'sqeuclidean')), np.zeros((m, m))
+for k in range(m):
+    d = np.delete(dist[k], k)
+    d, low, high = d - d.min(), 0.0, 1e6
+    for _ in range(200):
+        beta = (low + high) / 2
+        q = np.exp(-beta * d)
+        q /= q.sum()
+        low, high = (beta, high) if -(q[q > 0] * np.log(q[q > 0])).sum() > np.log(20) else (low, beta)
+    W[k, np.arange(m) != k] = q
+W = (W + W.T) / (2 * m)
+plane = np.stack([10 * np.sin(0.37 * np.arange(m)), 7 * np.cos(1.1 * np.arange(m))], 1)
+Q = 1 / (1 + squareform(pdist(plane, 'sqeuclidean')))
+np.fill_diagonal(Q, 0)
+Q /= Q.sum()
+print('kl, many columns', repr((W[W > 0] * np.log(W[W > 0] / Q[W > 0])).sum()))
+
 
 def near(a, k):
     dist = squareform(pdist(a)); np.fill_diagonal(dist, np.inf)
