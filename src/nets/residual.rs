@@ -98,10 +98,7 @@ fn script_block(place: &Place, kind: Kind, stride: i64, changes: bool) -> Module
         return block;
     }
     let shortcut = place.sub("downsample");
-    block.child(
-        "downsample",
-        script::sequential(vec![script::plain_conv(&shortcut.sub(0), stride), script::batch_norm(&shortcut.sub(1))]),
-    )
+    block.child("downsample", script::sequential(vec![script::plain_conv(&shortcut.sub(0), stride), script::batch_norm(&shortcut.sub(1))]))
 }
 
 /// The `n` blocks of a stage; `changes` tells whether the first one alters the number of channels.

@@ -97,9 +97,8 @@ fn branch(scope: &Scope, l: usize, widen: i64, n: usize) -> Box<dyn Layer> {
 
 fn script_block(place: &Place, stride: i64, changes: bool) -> Module {
     let shortcut = if changes { "self.convShortcut(active)" } else { "x" };
-    let body = format!(
-        "active = torch.relu_(self.bn1(x))\ny = self.conv2(torch.relu_(self.bn2(self.conv1(active))))\nreturn y + {shortcut}"
-    );
+    let body =
+        format!("active = torch.relu_(self.bn1(x))\ny = self.conv2(torch.relu_(self.bn2(self.conv1(active))))\nreturn y + {shortcut}");
     let norm = |name: &str| script::batch_norm(&place.sub(name));
     let block = Module::new("BasicBlock", &body).child("bn1", norm("bn1")).child("conv1", script::plain_conv(&place.sub("conv1"), stride));
     let block = block.child("bn2", norm("bn2")).child("conv2", script::plain_conv(&place.sub("conv2"), 1));
