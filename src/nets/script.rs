@@ -82,7 +82,7 @@ pub struct Tree {
 impl Tree {
     /// A child that is called with the map so far.
     pub fn step(self, name: &str, module: Module) -> Tree {
-        self.holder(name, module).call(&format!("self.{name}(x)"))
+        self.holder(name, module).call(&format!("self.{name}.forward(x)"))
     }
 
     /// A child whose own children are called by `call`.
@@ -156,7 +156,7 @@ fn module_at(arch: &Arch, place: &Place, answer: Answer) -> Module {
             ("Dict[str, Tensor]", vec![format!("return {{{}}}", maps.join(", "))])
         }
         Answer::Logits => {
-            let last = format!("return self.{}(torch.flatten(x, 1))", arch.classifier);
+            let last = format!("return self.{}.forward(torch.flatten(x, 1))", arch.classifier);
             ("Tensor", tree.tail.iter().cloned().chain([last]).collect())
         }
     };
@@ -199,7 +199,7 @@ pub fn sequential(modules: Vec<Module>) -> Module {
 }
 
 pub fn named_sequential(modules: Vec<(String, Module)>) -> Module {
-    let calls: Vec<String> = modules.iter().map(|(name, _)| format!("x = getattr(self, \"{name}\")(x)\n")).collect();
+    let calls: Vec<String> = modules.iter().map(|(name, _)| format!("x = getattr(self, \"{name}\").forward(x)\n")).collect();
     Module { children: modules, ..Module::new("Sequential", &format!("{}return x", calls.concat())) }
 }
 

@@ -153,7 +153,6 @@ fn absent(subject: &Subject) -> Vec<String> {
             names.push(first);
         }
     }
-    // A file without a classifier leaves it blank here, yet torchvision's network has one.
     names
 }
 
@@ -250,11 +249,10 @@ fn marks(
         true => "",
         false => "\ntorchvision's own helper takes it too: `BackboneWithFPN(body, @LAYERS@, @CHANNELS@, 256)`.\n",
     };
-    let read = match target.form {
-        Form::Safetensors => {
-            format!("__import__(\"safetensors.torch\").torch.load_file(sys.argv[1] if len(sys.argv) > 1 else here / \"{file}\")")
-        }
-        _ => format!("torch.load(sys.argv[1] if len(sys.argv) > 1 else here / \"{file}\", weights_only=True)"),
+    let given = format!("sys.argv[1] if len(sys.argv) > 1 else here / \"{file}\"");
+    let (imports, read) = match target.form {
+        Form::Safetensors => ("from safetensors.torch import load_file\n", format!("load_file({given})")),
+        _ => ("", format!("torch.load({given}, weights_only=True)")),
     };
     let build = match swin {
         true => format!("SwinTransformer(embed_dims=96, depths={}, num_heads=[3, 6, 12, 24], window_size=7)", depths(arch.name)),
@@ -308,6 +306,7 @@ fn marks(
         ("CLASSES", meta.classes.len().max(1).to_string()),
         ("LOAD", whole),
         ("NORM_LAYER", frozen_norm.to_string()),
+        ("IMPORTS", imports.to_string()),
         ("READ", read),
         ("BUILD", build),
         ("DEPTH", depth(arch.name).to_string()),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torchvision import models
+@IMPORTS@from torchvision import models
 from torchvision.models._utils import IntermediateLayerGetter
 
 TOLERANCE = 1e-4  # relative to the largest value: other machines and versions round differently
