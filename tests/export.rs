@@ -6,12 +6,13 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use mcl::eval::export::Normalisation;
 use mcl::nets::layers::Pass;
 use mcl::nets::script::{self, Answer};
 use mcl::nets::{self, Network};
 use mcl::params::Params;
 use mcl::pickle;
-use mcl::weights::{self, Meta, torchscript};
+use mcl::weights::{self, Meta, frameworks, torchscript};
 use support::{EVAL, assert_refused, text};
 use tch::{CModule, Device, Kind, Tensor};
 
@@ -130,6 +131,8 @@ fn archives_train() {
         assert!(off(&after[last], &before[last]) > 1e-3, "{arch}: the running statistics have moved");
         assert_eq!(after[last], again[last], "{arch}: they stay in evaluation");
 
+        // With batch statistics: the running ones above leave some ReLUs without a single positive input.
+        body.set_train();
         let loss: Tensor = torchscript::forward(&body, &x).unwrap().iter().map(|map| map.square().mean(Kind::Float)).sum();
         loss.backward();
         let named = body.named_parameters().unwrap();
@@ -312,7 +315,7 @@ fn detections_stand_beside_the_papers() {
     let row = |metric: &str, value: f64, variant: &str| {
         serde_json::json!({
             "command": "detect", "dataset": "coco", "metric": metric, "value": value, "variant": variant, "method": "l_mcl", "arch": "resnet18",
-            "subject": "run/peer-0", "protocol": "export-coco", "n_test": 5000,
+            "subject": "run/peer-0", "pretrained_on": "imagenet", "protocol": "export-coco", "n_test": 5000,
         })
     };
     let rows = [row("box_map", 34.5, ""), row("mask_map", 32.4, ""), row("box_map", 1.25, "limit=20")];
@@ -328,5 +331,65 @@ fn detections_stand_beside_the_papers() {
         ["limit=20", "1.25", "35.00", "-33.75"],
     ] {
         assert!(report.lines().any(|line| parts.iter().all(|part| line.contains(part))), "{parts:?} in no row of\n{report}");
+    }
+}
+
+#[test]
+fn normalisations() {
+    let parse = |text: &str| text.parse::<Normalisation>();
+    assert_eq!(parse("imagenet").unwrap().std, [0.229, 0.224, 0.225]);
+    assert_eq!(parse("0.5,0.4,0.3/1,2,3").unwrap(), Normalisation { mean: [0.5, 0.4, 0.3], std: [1.0, 2.0, 3.0] });
+    for wrong in ["", "cifar", "1,2/3,4", "0,0,0/1,1,0", "0,0,0/1,1,nan", "1,2,3"] {
+        let message = parse(wrong).unwrap_err().to_string();
+        assert!(message.contains(&format!("`{wrong}`")) && message.contains("imagenet"), "{message}");
+    }
+}
+
+/// Against unfolding itself: [B, h, w, c] cut into 2 x 2 patches, as `nn.Unfold` numbers their entries (channel, row, column).
+#[test]
+fn mmdets_mergings_follow_the_order_of_unfold() {
+    let (c, out) = (3i64, 5i64);
+    let x = Tensor::arange(4 * 6 * c, (Kind::Float, Device::Cpu)).view([1, 4, 6, c]).sin();
+    let weight = Tensor::arange(out * 4 * c, (Kind::Float, Device::Cpu)).view([out, 4 * c]).cos();
+    let ours = vec![("features.2.reduction.weight".to_string(), weight.shallow_clone())];
+    let theirs = frameworks::to_mmdet_swin(&ours).unwrap();
+    // torchvision's order of the four neighbours: left column first.
+    let corner = |y: i64, x_: i64| x.slice(1, y, None, 2).slice(2, x_, None, 2);
+    let merged = Tensor::cat(&[corner(0, 0), corner(1, 0), corner(0, 1), corner(1, 1)], 3).matmul(&weight.transpose(0, 1));
+    let unfolded = x.permute([0, 3, 1, 2]).im2col([2, 2], [1, 1], [0, 0], [2, 2]).transpose(1, 2);
+    let by_unfold = unfolded.matmul(&theirs[0].1.transpose(0, 1)).view([1, 2, 3, out]);
+    assert!(off(&by_unfold, &merged) < 1e-6);
+    assert_eq!(frameworks::from_mmdet_swin(&theirs), ours);
+}
+
+/// As the converters of both frameworks rename torchvision's and the original Swin's keys.
+#[test]
+fn documented_names_of_mmdet_and_detectron2() {
+    let mmdet = [
+        ("features.0.0.weight", "backbone.patch_embed.projection.weight"),
+        ("features.0.2.bias", "backbone.patch_embed.norm.bias"),
+        ("features.1.0.norm1.weight", "backbone.stages.0.blocks.0.norm1.weight"),
+        ("features.1.1.attn.relative_position_bias_table", "backbone.stages.0.blocks.1.attn.w_msa.relative_position_bias_table"),
+        ("features.3.0.attn.qkv.weight", "backbone.stages.1.blocks.0.attn.w_msa.qkv.weight"),
+        ("features.5.4.mlp.0.bias", "backbone.stages.2.blocks.4.ffn.layers.0.0.bias"),
+        ("features.7.1.mlp.3.weight", "backbone.stages.3.blocks.1.ffn.layers.1.weight"),
+        ("features.2.reduction.weight", "backbone.stages.0.downsample.reduction.weight"),
+        ("features.6.norm.bias", "backbone.stages.2.downsample.norm.bias"),
+    ];
+    for (ours, theirs) in mmdet {
+        assert_eq!(frameworks::mmdet_swin_name(ours).as_deref(), Some(theirs));
+        assert_eq!(frameworks::our_swin_name(theirs).as_deref(), Some(ours));
+    }
+    let detectron2 = [
+        ("conv1.weight", "stem.conv1.weight"),
+        ("bn1.running_var", "stem.conv1.norm.running_var"),
+        ("layer1.0.conv1.weight", "res2.0.conv1.weight"),
+        ("layer2.3.bn3.bias", "res3.3.conv3.norm.bias"),
+        ("layer4.0.downsample.0.weight", "res5.0.shortcut.weight"),
+        ("layer4.0.downsample.1.running_mean", "res5.0.shortcut.norm.running_mean"),
+    ];
+    for (ours, theirs) in detectron2 {
+        assert_eq!(frameworks::detectron2_name(ours), theirs);
+        assert_eq!(frameworks::from_detectron2_name(theirs), ours);
     }
 }

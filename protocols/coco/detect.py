@@ -186,6 +186,8 @@ def freeze(body, facts, stages, norm):
 
 def detector(folder, settings):
     facts = json.loads((folder / "export.json").read_text())
+    if len(facts["channels"]) != 4:
+        sys.exit(f"{folder}: {facts['arch']} has {len(facts['channels'])} maps; Mask R-CNN's anchors are for the four of an ImageNet network")
     body = body_of(folder, facts, settings["norm"])
     freeze(body, facts, settings["frozen_stages"], settings["norm"])
     backbone = Backbone(body, facts["channels"], settings["norm"])

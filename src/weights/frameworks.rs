@@ -40,7 +40,8 @@ pub fn mmdet_swin_name(ours: &str) -> Option<String> {
     Some(format!("{BACKBONE}{theirs}"))
 }
 
-fn our_swin_name(theirs: &str) -> Option<String> {
+/// The way back.
+pub fn our_swin_name(theirs: &str) -> Option<String> {
     let rest = theirs.strip_prefix(BACKBONE)?;
     if let Some(rest) = rest.strip_prefix("patch_embed.") {
         return Some(format!("features.0.{}", swap_parts(rest, &[("0", "projection"), ("2", "norm")], true)));
@@ -118,7 +119,8 @@ pub fn detectron2_name(ours: &str) -> String {
     name.replace("downsample.0.", "shortcut.").replace("downsample.1.", "shortcut.norm.")
 }
 
-fn from_detectron2_name(theirs: &str) -> String {
+/// The way back.
+pub fn from_detectron2_name(theirs: &str) -> String {
     let mut name = theirs.strip_prefix("stem.").unwrap_or(theirs).replace("shortcut.norm.", "downsample.1.");
     name = name.replace("shortcut.", "downsample.0.");
     for t in 1..=3 {
@@ -133,13 +135,13 @@ fn from_detectron2_name(theirs: &str) -> String {
 /// numpy's names of the types a network has.
 const DTYPES: &[(Kind, &str)] = &[(Kind::Float, "f4"), (Kind::Double, "f8"), (Kind::Int64, "i8")];
 
-/// Writes the pickle Detectron2's checkpointer knows: `{"model": {name: array}, "__author__": ..., "matching_heuristics": True}`.
-pub fn save_detectron2(path: &Path, ours: &Named) -> Result<()> {
+/// Writes tensors under Detectron2's names in the pickle its checkpointer knows: `{"model": {name: array}, "__author__": ..., "matching_heuristics": True}`.
+pub fn save_detectron2(path: &Path, theirs: &Named) -> Result<()> {
     let mut out = b"\x80\x03}(".to_vec(); // protocol 3: the first with bytes
     text(&mut out, "model");
     out.extend(b"}(");
-    for (name, tensor) in ours {
-        text(&mut out, &detectron2_name(name));
+    for (name, tensor) in theirs {
+        text(&mut out, name);
         array(&mut out, name, tensor)?;
     }
     out.push(b'u');
@@ -208,55 +210,4 @@ pub fn read_detectron2(path: &Path) -> Result<Named> {
         Ok((from_detectron2_name(name), Tensor::f_from_data_size(&array.data, &shape, *kind)?))
     };
     model.iter().map(tensor).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use tch::Device;
-
-    /// Against unfolding itself: [B, h, w, c] cut into 2 x 2 patches, as `nn.Unfold` numbers their entries (channel, row, column).
-    #[test]
-    fn merging_weights_follow_the_order_of_unfold() {
-        let (c, out) = (3i64, 5i64);
-        let x = Tensor::arange(4 * 6 * c, (Kind::Float, Device::Cpu)).view([1, 4, 6, c]).sin();
-        let weight = Tensor::arange(out * 4 * c, (Kind::Float, Device::Cpu)).view([out, 4 * c]).cos();
-        let corner = |y: i64, x_: i64| x.slice(1, y, None, 2).slice(2, x_, None, 2);
-        let ours = Tensor::cat(&[corner(0, 0), corner(1, 0), corner(0, 1), corner(1, 1)], 3).matmul(&weight.transpose(0, 1));
-        let unfolded = x.permute([0, 3, 1, 2]).im2col([2, 2], [1, 1], [0, 0], [2, 2]).transpose(1, 2);
-        let theirs = unfolded.matmul(&regroup(&weight, false).transpose(0, 1)).view([1, 2, 3, out]);
-        assert!((ours - theirs).abs().max().double_value(&[]) < 1e-5);
-        assert_eq!(regroup(&regroup(&weight, false), true), weight);
-    }
-
-    #[test]
-    fn documented_names() {
-        let mmdet = [
-            ("features.0.0.weight", "backbone.patch_embed.projection.weight"),
-            ("features.0.2.bias", "backbone.patch_embed.norm.bias"),
-            ("features.1.0.norm1.weight", "backbone.stages.0.blocks.0.norm1.weight"),
-            ("features.1.1.attn.relative_position_bias_table", "backbone.stages.0.blocks.1.attn.w_msa.relative_position_bias_table"),
-            ("features.3.0.attn.qkv.weight", "backbone.stages.1.blocks.0.attn.w_msa.qkv.weight"),
-            ("features.5.4.mlp.0.bias", "backbone.stages.2.blocks.4.ffn.layers.0.0.bias"),
-            ("features.7.1.mlp.3.weight", "backbone.stages.3.blocks.1.ffn.layers.1.weight"),
-            ("features.2.reduction.weight", "backbone.stages.0.downsample.reduction.weight"),
-            ("features.6.norm.bias", "backbone.stages.2.downsample.norm.bias"),
-        ];
-        for (ours, theirs) in mmdet {
-            assert_eq!(mmdet_swin_name(ours).as_deref(), Some(theirs));
-            assert_eq!(our_swin_name(theirs).as_deref(), Some(ours));
-        }
-        let detectron2 = [
-            ("conv1.weight", "stem.conv1.weight"),
-            ("bn1.running_var", "stem.conv1.norm.running_var"),
-            ("layer1.0.conv1.weight", "res2.0.conv1.weight"),
-            ("layer2.3.bn3.bias", "res3.3.conv3.norm.bias"),
-            ("layer4.0.downsample.0.weight", "res5.0.shortcut.weight"),
-            ("layer4.0.downsample.1.running_mean", "res5.0.shortcut.norm.running_mean"),
-        ];
-        for (ours, theirs) in detectron2 {
-            assert_eq!(detectron2_name(ours), theirs);
-            assert_eq!(from_detectron2_name(theirs), ours);
-        }
-    }
 }

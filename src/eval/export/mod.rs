@@ -151,19 +151,3 @@ fn folder(args: &Args, subject: &Subject, subjects: usize) -> PathBuf {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn normalisations() {
-        let parse = |text: &str| text.parse::<Normalisation>();
-        assert_eq!(parse("imagenet").unwrap().std, [0.229, 0.224, 0.225]);
-        assert_eq!(parse("0.5,0.4,0.3/1,2,3").unwrap(), Normalisation { mean: [0.5, 0.4, 0.3], std: [1.0, 2.0, 3.0] });
-        for wrong in ["", "cifar", "1,2/3,4", "0,0,0/1,1,0", "0,0,0/1,1,nan", "1,2,3"] {
-            let message = parse(wrong).unwrap_err().to_string();
-            assert!(message.contains(&format!("`{wrong}`")) && message.contains("imagenet"), "{message}");
-        }
-    }
-}

@@ -99,7 +99,7 @@ pub fn write(target: &Target, subject: &Subject, with_classifier: bool, folder: 
     let channels: Vec<i64> = maps.iter().map(|map| map.size()[1]).collect();
     let strides: Vec<i64> = maps.iter().map(|map| sizes[0][1] / map.size()[2]).collect();
     let hashes: BTreeMap<String, String> =
-        target::tensors(subject, with_classifier).iter().map(|(name, t)| Ok((name.clone(), tensor_hash(t)?))).collect::<Result<_>>()?;
+        target.tensors(subject, with_classifier)?.iter().map(|(name, t)| Ok((name.clone(), tensor_hash(t)?))).collect::<Result<_>>()?;
     let about = json!({
         "target": target.name, "file": name, "arch": subject.arch.name, "with_classifier": with_classifier,
         "classes": if with_classifier { subject.meta.classes.len() } else { 0 },

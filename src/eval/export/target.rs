@@ -72,18 +72,28 @@ impl Target {
 
     /// Writes the network, or the part of it that its maps depend on. The number of tensors.
     pub fn write(&self, path: &Path, subject: &Subject, with_classifier: bool) -> Result<usize> {
-        let tensors = tensors(subject, with_classifier);
+        let tensors = self.tensors(subject, with_classifier)?;
         match self.form {
             Form::TorchScript => {
                 let answer = if with_classifier { Answer::Logits } else { Answer::Maps };
                 torchscript::save(path, &script::module(subject.arch, &subject.params, answer))?
             }
-            Form::Mmdet if is_swin(subject.arch) => weights::save_pth(path, &frameworks::to_mmdet_swin(&tensors)?)?,
             Form::Torchvision | Form::Mmdet => weights::save_pth(path, &tensors)?,
             Form::Detectron2 => frameworks::save_detectron2(path, &tensors)?,
             Form::Safetensors => weights::save_safetensors(path, &tensors, &meta(subject, with_classifier))?,
         }
         Ok(tensors.len())
+    }
+
+    /// The tensors of the file under the names they have there.
+    pub fn tensors(&self, subject: &Subject, with_classifier: bool) -> Result<Named> {
+        let wanted = tensors_names(subject, with_classifier);
+        let ours: Named = subject.params.named().into_iter().filter(|(name, _)| wanted.contains(name)).collect();
+        match self.form {
+            Form::Mmdet if is_swin(subject.arch) => frameworks::to_mmdet_swin(&ours),
+            Form::Detectron2 => Ok(ours.into_iter().map(|(name, t)| (frameworks::detectron2_name(&name), t)).collect()),
+            _ => Ok(ours),
+        }
     }
 
     /// What the file makes of images: its maps, then its logits where it has a classifier (a TorchScript classifier: only those).
@@ -133,17 +143,12 @@ pub fn answers(outputs: &nets::Outputs, with_classifier: bool) -> Vec<Tensor> {
     outputs.maps.iter().map(Tensor::shallow_clone).chain(logits).collect()
 }
 
+/// Our names of the tensors of the file.
 fn tensors_names(subject: &Subject, with_classifier: bool) -> Vec<String> {
     match with_classifier {
         true => subject.params.all().map(|(name, _)| name.clone()).collect(),
         false => script::backbone_names(subject.arch, &subject.params),
     }
-}
-
-/// The tensors of the file under our names.
-pub fn tensors(subject: &Subject, with_classifier: bool) -> Named {
-    let wanted = tensors_names(subject, with_classifier);
-    subject.params.named().into_iter().filter(|(name, _)| wanted.contains(name)).collect()
 }
 
 fn meta(subject: &Subject, with_classifier: bool) -> weights::Meta {

@@ -1,4 +1,6 @@
 """Loads the state dict beside this file into MMDetection's backbone and compares its maps with golden.npz:  python check.py [FILE]"""
+import hashlib
+import json
 import sys
 from pathlib import Path
 
@@ -10,6 +12,11 @@ TOLERANCE = 1e-4  # relative to the largest value: other machines and versions r
 here = Path(__file__).parent
 golden = {name: torch.from_numpy(a) for name, a in np.load(here / "golden.npz").items()}
 state = torch.load(sys.argv[1] if len(sys.argv) > 1 else here / "@FILE@")
+facts = json.loads((here / "export.json").read_text())
+hashes = {name: hashlib.sha256(t.contiguous().numpy().tobytes()).hexdigest() for name, t in state.items()}
+changed = sorted(name for name in hashes.keys() | facts["tensors"].keys() if hashes.get(name) != facts["tensors"].get(name))
+if changed:
+    sys.exit(f"WRONG: other than exported: {changed}")
 net = @BUILD@
 if isinstance(net, SwinTransformer):
     state = {name.removeprefix("backbone."): t for name, t in state.items()}
@@ -22,7 +29,8 @@ if isinstance(net, SwinTransformer):
 else:
     net.load_state_dict(state, strict=True)
 with torch.no_grad():
-    maps = net.eval()(golden["input"])
+    net.eval()  # MMDetection's returns nothing
+    maps = net(golden["input"])
 wrong = len(maps) != 4
 for i, got in enumerate(maps):
     want = golden[str(i)]

@@ -1,4 +1,6 @@
 """Loads the TorchScript export beside this file and compares its answer with golden.npz:  python check.py [FILE]"""
+import hashlib
+import json
 import sys
 import warnings
 from pathlib import Path
@@ -11,6 +13,12 @@ here = Path(__file__).parent
 golden = {name: torch.from_numpy(a) for name, a in np.load(here / "golden.npz").items()}
 warnings.simplefilter("ignore", DeprecationWarning)
 body = torch.jit.load(sys.argv[1] if len(sys.argv) > 1 else here / "@FILE@")
+state = body.state_dict()
+facts = json.loads((here / "export.json").read_text())
+hashes = {name: hashlib.sha256(t.contiguous().numpy().tobytes()).hexdigest() for name, t in state.items()}
+changed = sorted(name for name in hashes.keys() | facts["tensors"].keys() if hashes.get(name) != facts["tensors"].get(name))
+if changed:
+    sys.exit(f"WRONG: other than exported: {changed}")
 with torch.no_grad():
     out = body(golden["input"])
 out = out if isinstance(out, dict) else {"logits": out}

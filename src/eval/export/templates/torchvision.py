@@ -1,4 +1,6 @@
 """Loads the state dict beside this file into torchvision and compares its answer with golden.npz:  python check.py [FILE]"""
+import hashlib
+import json
 import sys
 from pathlib import Path
 
@@ -13,6 +15,11 @@ ABSENT = @ABSENT_TUPLE@  # what the backbone's file leaves out of the whole netw
 here = Path(__file__).parent
 golden = {name: torch.from_numpy(a) for name, a in np.load(here / "golden.npz").items()}
 state = @READ@
+facts = json.loads((here / "export.json").read_text())
+hashes = {name: hashlib.sha256(t.contiguous().numpy().tobytes()).hexdigest() for name, t in state.items()}
+changed = sorted(name for name in hashes.keys() | facts["tensors"].keys() if hashes.get(name) != facts["tensors"].get(name))
+if changed:
+    sys.exit(f"WRONG: other than exported: {changed}")
 model = models.@ARCH@(weights=None, num_classes=@CLASSES@)
 out = {}
 if ABSENT:
