@@ -7,19 +7,24 @@ METHOD   ?=
 DEVICE   ?= auto
 SET      ?=
 RESUME   ?=
+EXPORT   ?=
+COCO     ?= $(if $(DATA),$(DATA),data)/coco
+ARGS     ?=
 PREFIX   ?= $(HOME)/.cargo
 
 CARGO  ?= cargo
 BIN     = $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)/release
 SMOKE   = $(BIN)/smoke
+DETECT_VENV ?= $(HOME)/.cache/mcl/detect
 
 .DEFAULT_GOAL := help
-.PHONY: help libtorch build pretrain test check smoke bench install doctor clean
+.PHONY: help libtorch build pretrain test check smoke bench detect install doctor clean
 
 help: ## This list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 	@echo
 	@echo "pretrain takes PROTOCOL=file OUT=folder DATA=folder METHOD=name DEVICE=auto|cpu|cuda:N SET=\"a.b=v c.d=w\" RESUME=1"
+	@echo "detect takes EXPORT=folder COCO=folder OUT=folder ARGS=\"--limit 20 --set epochs=1\" DETECT_VENV=folder"
 	@echo "TORCH=cpu|cuda chooses the libtorch to bring; LIBTORCH=/path uses yours"
 
 libtorch: ## Bring libtorch from PyPI (540 MB, once per user)
@@ -50,6 +55,16 @@ smoke: build ## Train, probe and report on synthetic data, under two minutes
 
 bench: libtorch ## Timings (compare them with the peers in one sitting, on a quiet machine)
 	$(CARGO) bench
+
+detect: $(DETECT_VENV)/ready ## Train Mask R-CNN on COCO from an exported backbone, measure mAP
+	@test -n "$(EXPORT)" || { echo "detect: EXPORT=folder is missing, for example runs/latest/export/peer-0/torchvision (mcl-eval export makes it)" >&2; exit 2; }
+	@$(DETECT_VENV)/bin/python protocols/coco/detect.py --export $(EXPORT) --coco $(COCO) --out $(if $(OUT),$(OUT),$(EXPORT)/detect) $(ARGS)
+
+# An environment of its own: nothing else here needs Python's torch.
+$(DETECT_VENV)/ready: protocols/coco/requirements.txt
+	python3 -m venv $(DETECT_VENV)
+	$(DETECT_VENV)/bin/pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
 
 install: build ## Copy both binaries to $(PREFIX)/bin
 	@mkdir -p $(PREFIX)/bin

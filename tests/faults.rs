@@ -99,7 +99,7 @@ fn bad_input_is_one_line_and_exit_2() {
         (&["--set", "method.name=lmcl"], &["lmcl", "l_mcl"]),
         (&["--set", "method.tua=0.1"], &["tua", "tau"]),
         (&["--set", "data.holdout=100000"], &["100000"]),
-        (&["--set", "data.holdout=0", "--set", "data.fraction=0.0001"], &["class 0 has 1 training image", "takes 2 of a class"]),
+        (&["--set", "data.holdout=0", "--set", "data.fraction=0.0001"], &["class 0 has one training image", "two of each class"]),
         (&["--init", "nowhere.safetensors"], &["nowhere.safetensors"]),
         (&["--set", "data.name=cifar100", "--data", "nowhere"], &["nowhere", "data fetch cifar100"]),
     ];

@@ -6,7 +6,7 @@ mod cifar;
 mod class_folders;
 pub mod fetch;
 mod image_folder;
-mod imagenet;
+pub mod imagenet;
 mod loader;
 mod picture;
 pub mod rand_augment;

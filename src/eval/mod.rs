@@ -1,5 +1,5 @@
 //! What `mcl-eval` does, one file a command. Measurements: linear_probe, accuracy, knn, few_shot, tsne, cohort, compare; `report` gathers
-//! them. What they share: subject (the networks), cache (their features), protocol (how), score and stats (how good), results (the rows).
+//! them, `export` hands networks on. What they share: subject (the networks), cache (their features), protocol (how), score and stats (how good), results (the rows).
 
 pub mod accuracy;
 pub mod cache;
@@ -9,6 +9,7 @@ pub mod data;
 pub mod doctor;
 pub mod embed;
 pub mod embedding;
+pub mod export;
 pub mod features;
 pub mod few_shot;
 pub mod heads;
@@ -90,6 +91,8 @@ pub enum Command {
     Compare(compare::Args),
     #[command(about = cohort::ABOUT)]
     Cohort(cohort::Args),
+    #[command(about = export::ABOUT)]
+    Export(export::Args),
     #[command(about = report::ABOUT)]
     Report(report::Args),
 }
@@ -104,6 +107,7 @@ impl Command {
             Command::Tsne(args) => tsne::run(args, common),
             Command::Compare(args) => compare::run(args, common),
             Command::Cohort(args) => cohort::run(args, common),
+            Command::Export(args) => export::run(args, common),
             Command::Report(args) => report::run(args, common),
         }
     }

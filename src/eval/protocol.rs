@@ -17,6 +17,7 @@ pub const SHIPPED: &[(&str, &str)] = &[
     ("knn", include_str!("../../protocols/eval/knn.toml")),
     ("few-shot", include_str!("../../protocols/eval/few-shot.toml")),
     ("tsne", include_str!("../../protocols/eval/tsne.toml")),
+    ("export-coco", include_str!("../../protocols/eval/export-coco.toml")),
 ];
 
 /// A protocol as it will be followed.

@@ -212,7 +212,7 @@ fn script_gated(place: &Place, stride: i64, concat: bool) -> Script {
     let second = ConvShape { groups: if concat { 4 } else { 1 }, ..ConvShape::new(c[1], c[0], 3, stride) };
     let unit = |name: &str, shape: ConvShape| {
         let at = place.sub(name);
-        let unit = Script::new("NormReluConv", "return self.conv(torch.relu_(self.norm(x)))");
+        let unit = Script::new("NormReluConv", "return self.conv.forward(torch.relu_(self.norm.forward(x)))");
         unit.child("norm", script::batch_norm(&at.sub("norm"))).child("conv", script::conv(&at.sub("conv"), shape))
     };
     let norm = |name: &str| script::batch_norm(&place.sub(name));
@@ -221,18 +221,18 @@ fn script_gated(place: &Place, stride: i64, concat: bool) -> Script {
     let y = "u * gate + (weights[0] * c3 + weights[1] * c5)";
     let body = format!(
         "
-u = self.conv2_3x3(self.conv1_1x1(x))
-w = torch.softmax(torch.flatten(self.global_forget_context(u), 1), 1).unsqueeze(-1)
+u = self.conv2_3x3.forward(self.conv1_1x1.forward(x))
+w = torch.softmax(torch.flatten(self.global_forget_context.forward(u), 1), 1).unsqueeze(-1)
 pooled = torch.matmul(torch.flatten(u, 2), w).unsqueeze(-1)
-gate = torch.sigmoid(self.fc2(torch.tanh(self.bn_forget(self.fc1(pooled)))))
-a3 = self.conv_3x3(u)
-w3 = torch.softmax(torch.flatten(self.global_context3x3(a3), 1), 1).unsqueeze(-1)
+gate = torch.sigmoid(self.fc2.forward(torch.tanh(self.bn_forget.forward(self.fc1.forward(pooled)))))
+a3 = self.conv_3x3.forward(u)
+w3 = torch.softmax(torch.flatten(self.global_context3x3.forward(a3), 1), 1).unsqueeze(-1)
 c3 = torch.matmul(torch.flatten(a3, 2), w3).unsqueeze(-1)
-a5 = self.conv_5x5(u)
-w5 = torch.softmax(torch.flatten(self.global_context5x5(a5), 1), 1).unsqueeze(-1)
+a5 = self.conv_5x5.forward(u)
+w5 = torch.softmax(torch.flatten(self.global_context5x5.forward(a5), 1), 1).unsqueeze(-1)
 c5 = torch.matmul(torch.flatten(a5, 2), w5).unsqueeze(-1)
-mix = torch.tanh(self.bn_attention(self.fcall(torch.cat([c3, c5], 1))))
-weights = torch.softmax(torch.stack([self.fc3x3(mix), self.fc5x5(mix)], 0), 0)
+mix = torch.tanh(self.bn_attention.forward(self.fcall.forward(torch.cat([c3, c5], 1))))
+weights = torch.softmax(torch.stack([self.fc3x3.forward(mix), self.fc5x5.forward(mix)], 0), 0)
 return {}
 ",
         if concat { format!("torch.cat([x, {y}], 1)") } else { y.to_string() }
@@ -269,5 +269,5 @@ fn script(place: &Place) -> Tree {
         }
         tree = tree.map();
     }
-    tree.neck("norm5", script::batch_norm(&place.sub("norm5"))).tail("torch.relu_(self.norm5(x))").tail("torch.mean(x, [2, 3])")
+    tree.neck("norm5", script::batch_norm(&place.sub("norm5"))).tail("torch.relu_(self.norm5.forward(x))").tail("torch.mean(x, [2, 3])")
 }

@@ -78,16 +78,18 @@ pub fn blocks(scope: Scope, kind: Kind, c_in: i64, planes: i64, stride: i64, n: 
 fn script_block(place: &Place, kind: Kind, stride: i64, changes: bool) -> Module {
     let conv = |i: usize, stride: i64| script::plain_conv(&place.sub(format!("conv{i}")), stride);
     let norm = |i: usize| script::batch_norm(&place.sub(format!("bn{i}")));
-    let shortcut = if changes { "self.downsample(x)" } else { "x" };
+    let shortcut = if changes { "self.downsample.forward(x)" } else { "x" };
     let block = match kind {
         Kind::Basic => {
-            let body = format!("y = self.relu(self.bn1(self.conv1(x)))\nreturn self.relu(self.bn2(self.conv2(y)) + {shortcut})");
+            let body = format!(
+                "y = self.relu.forward(self.bn1.forward(self.conv1.forward(x)))\nreturn self.relu.forward(self.bn2.forward(self.conv2.forward(y)) + {shortcut})"
+            );
             let block = Module::new("BasicBlock", &body).child("conv1", conv(1, stride)).child("bn1", norm(1));
             block.child("relu", script::relu()).child("conv2", conv(2, 1)).child("bn2", norm(2))
         }
         Kind::Bottleneck => {
             let body = format!(
-                "y = self.relu(self.bn1(self.conv1(x)))\ny = self.relu(self.bn2(self.conv2(y)))\nreturn self.relu(self.bn3(self.conv3(y)) + {shortcut})"
+                "y = self.relu.forward(self.bn1.forward(self.conv1.forward(x)))\ny = self.relu.forward(self.bn2.forward(self.conv2.forward(y)))\nreturn self.relu.forward(self.bn3.forward(self.conv3.forward(y)) + {shortcut})"
             );
             let block = Module::new("Bottleneck", &body).child("conv1", conv(1, 1)).child("bn1", norm(1));
             let block = block.child("conv2", conv(2, stride)).child("bn2", norm(2));

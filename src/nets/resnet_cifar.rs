@@ -67,5 +67,5 @@ fn script(place: &Place, kind: Kind, n: usize) -> Tree {
         tree.step(&name, residual::script_blocks(&place.sub(&name), kind, stride, changes, n)).map()
     };
     let tree = (0..PLANES.len()).fold(tree.step("relu", script::relu()), stage);
-    tree.neck("avgpool", script::avg_pool()).tail("self.avgpool(x)")
+    tree.neck("avgpool", script::avg_pool()).tail("self.avgpool.forward(x)")
 }

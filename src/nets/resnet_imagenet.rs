@@ -63,7 +63,7 @@ fn script(place: &Place, kind: Kind, blocks: [usize; 4]) -> Tree {
         let (stride, changes) = if l == 0 { (1, kind.expansion() != 1) } else { (2, true) };
         tree.step(&name, residual::script_blocks(&place.sub(&name), kind, stride, changes, blocks[l])).map()
     };
-    let mut tree = (0..PLANES.len()).fold(tree, stage).neck("avgpool", script::avg_pool()).tail("self.avgpool(x)");
+    let mut tree = (0..PLANES.len()).fold(tree, stage).neck("avgpool", script::avg_pool()).tail("self.avgpool.forward(x)");
     // torchvision's FPN extractor asks for it.
     tree.ints.push(("inplanes".to_string(), PLANES[3] * kind.expansion()));
     tree

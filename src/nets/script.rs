@@ -72,6 +72,8 @@ pub struct Tree {
     body: Vec<String>,
     tail: Vec<String>,
     maps: usize,
+    /// The children in order, and which map each one gives.
+    layers: Vec<(String, Option<usize>)>,
     /// How a map is made [B, c, h, w].
     as_map: &'static str,
     pub ints: Vec<(String, i64)>,
@@ -79,13 +81,13 @@ pub struct Tree {
 
 impl Tree {
     /// A child that is called with the map so far.
-    pub fn step(mut self, name: &str, module: Module) -> Tree {
-        self.children.push((name.into(), module));
-        self.call(&format!("self.{name}(x)"))
+    pub fn step(self, name: &str, module: Module) -> Tree {
+        self.holder(name, module).call(&format!("self.{name}.forward(x)"))
     }
 
     /// A child whose own children are called by `call`.
     pub fn holder(mut self, name: &str, module: Module) -> Tree {
+        self.layers.push((name.into(), None));
         self.children.push((name.into(), module));
         self
     }
@@ -104,6 +106,7 @@ impl Tree {
     /// What was called last gives the next of the maps.
     pub fn map(mut self) -> Tree {
         self.body.push(format!("map{} = x{}", self.maps, self.as_map));
+        self.layers.last_mut().expect("a map comes out of a child").1 = Some(self.maps);
         self.maps += 1;
         self
     }
@@ -129,11 +132,23 @@ pub enum Answer {
     Logits,
 }
 
+fn with_place<T>(params: &Params, work: impl FnOnce(Place) -> T) -> T {
+    let tensors: HashMap<&str, &Tensor> = params.all().map(|(name, t)| (name.as_str(), t)).collect();
+    work(Place { tensors: &tensors, prefix: String::new() })
+}
+
+/// The children of a backbone in the order they are called, and which map each one gives.
+pub fn layers(arch: &Arch, params: &Params) -> Vec<(String, Option<usize>)> {
+    with_place(params, |place| (arch.script)(&place).layers)
+}
+
 /// The module of a network with these tensors.
 pub fn module(arch: &Arch, params: &Params, answer: Answer) -> Module {
-    let tensors: HashMap<&str, &Tensor> = params.all().map(|(name, t)| (name.as_str(), t)).collect();
-    let place = Place { tensors: &tensors, prefix: String::new() };
-    let tree = (arch.script)(&place);
+    with_place(params, |place| module_at(arch, &place, answer))
+}
+
+fn module_at(arch: &Arch, place: &Place, answer: Answer) -> Module {
+    let tree = (arch.script)(place);
     assert_eq!(tree.maps, arch.depth, "{}: a map for every stage", arch.name);
     let (gives, tail) = match answer {
         Answer::Maps => {
@@ -141,7 +156,7 @@ pub fn module(arch: &Arch, params: &Params, answer: Answer) -> Module {
             ("Dict[str, Tensor]", vec![format!("return {{{}}}", maps.join(", "))])
         }
         Answer::Logits => {
-            let last = format!("return self.{}(torch.flatten(x, 1))", arch.classifier);
+            let last = format!("return self.{}.forward(torch.flatten(x, 1))", arch.classifier);
             ("Tensor", tree.tail.iter().cloned().chain([last]).collect())
         }
     };
@@ -184,7 +199,7 @@ pub fn sequential(modules: Vec<Module>) -> Module {
 }
 
 pub fn named_sequential(modules: Vec<(String, Module)>) -> Module {
-    let calls: Vec<String> = modules.iter().map(|(name, _)| format!("x = getattr(self, \"{name}\")(x)\n")).collect();
+    let calls: Vec<String> = modules.iter().map(|(name, _)| format!("x = getattr(self, \"{name}\").forward(x)\n")).collect();
     Module { children: modules, ..Module::new("Sequential", &format!("{}return x", calls.concat())) }
 }
 

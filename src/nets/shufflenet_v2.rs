@@ -231,7 +231,7 @@ fn script_imagenet_block(place: &Place, halves: bool) -> Module {
         norm(&right, 6),
         script::relu(),
     ];
-    let body = script_forward(halves, if halves { "self.branch1(a)" } else { "a" }, "self.branch2(b)");
+    let body = script_forward(halves, if halves { "self.branch1.forward(a)" } else { "a" }, "self.branch2.forward(b)");
     let block = Module::new("InvertedResidual", &body);
     block.child("branch1", script::sequential(branch1)).child("branch2", script::sequential(branch2))
 }
@@ -240,12 +240,12 @@ fn script_imagenet_block(place: &Place, halves: bool) -> Module {
 fn script_cifar_block(place: &Place, halves: bool) -> Module {
     let (stride, first) = if halves { (2, 3) } else { (1, 1) };
     let right = format!(
-        "torch.relu_(self.bn{c}(self.conv{c}(self.bn{b}(self.conv{b}(torch.relu_(self.bn{a}(self.conv{a}(b))))))))",
+        "torch.relu_(self.bn{c}.forward(self.conv{c}.forward(self.bn{b}.forward(self.conv{b}.forward(torch.relu_(self.bn{a}.forward(self.conv{a}.forward(b))))))))",
         a = first,
         b = first + 1,
         c = first + 2
     );
-    let left = if halves { "torch.relu_(self.bn2(self.conv2(self.bn1(self.conv1(a)))))" } else { "a" };
+    let left = if halves { "torch.relu_(self.bn2.forward(self.conv2.forward(self.bn1.forward(self.conv1.forward(a)))))" } else { "a" };
     let depthwise = if halves { &[1, 4][..] } else { &[2] };
     let convs = 1..first + 3;
     convs.fold(Module::new("Block", &script_forward(halves, left, &right)), |block, i| {
@@ -270,7 +270,7 @@ fn script_imagenet(place: &Place) -> Tree {
         tree.step(&name, script_stage(&place.sub(&name), l, script_imagenet_block)).map()
     };
     let tree = (0..BLOCKS.len()).fold(stem, stage).neck("conv5", conv_bn_relu("conv5", 1));
-    tree.tail("self.conv5(x)").tail("torch.mean(x, [2, 3])")
+    tree.tail("self.conv5.forward(x)").tail("torch.mean(x, [2, 3])")
 }
 
 fn script_cifar(place: &Place) -> Tree {
@@ -282,5 +282,5 @@ fn script_cifar(place: &Place) -> Tree {
         tree.step(&name, script_stage(&place.sub(&name), l, script_cifar_block)).map()
     };
     let tree = (0..BLOCKS.len()).fold(stem, stage).neck("conv2", conv("conv2")).neck("bn2", norm("bn2"));
-    tree.tail("torch.relu_(self.bn2(self.conv2(x)))").tail("torch.mean(x, [2, 3])")
+    tree.tail("torch.relu_(self.bn2.forward(self.conv2.forward(x)))").tail("torch.mean(x, [2, 3])")
 }

@@ -309,7 +309,7 @@ fn script_merging(place: &Place) -> Module {
     let body = "
 x = torch.constant_pad_nd(x, [0, 0, 0, x.size(2) % 2, 0, x.size(1) % 2])
 x = torch.cat([x[:, 0::2, 0::2], x[:, 1::2, 0::2], x[:, 0::2, 1::2], x[:, 1::2, 1::2]], 3)
-return self.reduction(self.norm(x))
+return self.reduction.forward(self.norm.forward(x))
 ";
     let merging = Module::new("PatchMerging", body);
     merging.child("reduction", script::linear(&place.sub("reduction"))).child("norm", script_norm(&place.sub("norm")))
@@ -352,13 +352,13 @@ if sy + sx > 0:
     x = torch.roll(x, [-sy, -sx], [1, 2])
 nh, nw = ph // {WINDOW}, pw // {WINDOW}
 x = x.reshape(b, nh, {WINDOW}, nw, {WINDOW}, {c}).permute([0, 1, 3, 2, 4, 5]).reshape(b * nh * nw, {n}, {c})
-qkv = self.qkv(x).reshape(b * nh * nw, {n}, 3, {heads}, {each}).permute([2, 0, 3, 1, 4])
+qkv = self.qkv.forward(x).reshape(b * nh * nw, {n}, 3, {heads}, {each}).permute([2, 0, 3, 1, 4])
 q, k, v = qkv[0] * {scale:?}, qkv[1], qkv[2]
 bias = self.relative_position_bias_table.index_select(0, self.relative_position_index).view({n}, {n}, -1)
 scores = torch.matmul(q, k.transpose(-2, -1)) + bias.permute([2, 0, 1]).unsqueeze(0)
 if sy + sx > 0:
 {indented}x = torch.matmul(torch.softmax(scores, -1), v).transpose(1, 2).reshape(b * nh * nw, {n}, {c})
-x = self.proj(x).view(b, nh, nw, {WINDOW}, {WINDOW}, {c}).permute([0, 1, 3, 2, 4, 5]).reshape(b, ph, pw, {c})
+x = self.proj.forward(x).view(b, nh, nw, {WINDOW}, {WINDOW}, {c}).permute([0, 1, 3, 2, 4, 5]).reshape(b, ph, pw, {c})
 if sy + sx > 0:
     x = torch.roll(x, [sy, sx], [1, 2])
 return x[:, :h, :w]
@@ -395,8 +395,8 @@ fn script_block(place: &Place, l: usize, at: usize, size: Size) -> Module {
     let drop = || Module::new("Dropout", "return x");
     let mlp = script::sequential(vec![script::linear(&mlp.sub(0)), gelu, drop(), script::linear(&mlp.sub(3)), drop()]);
     let body = "
-x = x + self.stochastic_depth(self.attn(self.norm1(x)))
-return x + self.stochastic_depth(self.mlp(self.norm2(x)))
+x = x + self.stochastic_depth.forward(self.attn.forward(self.norm1.forward(x)))
+return x + self.stochastic_depth.forward(self.mlp.forward(self.norm2.forward(x)))
 ";
     Module::new("SwinTransformerBlock", body)
         .child("norm1", script_norm(&place.sub("norm1")))
@@ -422,12 +422,12 @@ fn script(place: &Place, size: Size) -> Tree {
     }
     let tree = Tree::default().holder("features", script::sequential(modules)).channels_last();
     let stage = |tree: Tree, l: usize| {
-        let tree = tree.call(&format!("getattr(self.features, \"{}\")(x)", 2 * l));
-        tree.call(&format!("getattr(self.features, \"{}\")(x)", 2 * l + 1)).map()
+        let tree = tree.call(&format!("getattr(self.features, \"{}\").forward(x)", 2 * l));
+        tree.call(&format!("getattr(self.features, \"{}\").forward(x)", 2 * l + 1)).map()
     };
     let tree = (0..size.blocks.len()).fold(tree, stage);
     let tree = tree.neck("norm", script_norm(&place.sub("norm"))).neck("avgpool", script::avg_pool());
-    tree.tail("self.norm(x)").tail("self.avgpool(x.permute([0, 3, 1, 2]))")
+    tree.tail("self.norm.forward(x)").tail("self.avgpool.forward(x.permute([0, 3, 1, 2]))")
 }
 
 #[cfg(test)]

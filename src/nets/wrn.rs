@@ -96,9 +96,10 @@ fn branch(scope: &Scope, l: usize, widen: i64, n: usize) -> Box<dyn Layer> {
 }
 
 fn script_block(place: &Place, stride: i64, changes: bool) -> Module {
-    let shortcut = if changes { "self.convShortcut(active)" } else { "x" };
-    let body =
-        format!("active = torch.relu_(self.bn1(x))\ny = self.conv2(torch.relu_(self.bn2(self.conv1(active))))\nreturn y + {shortcut}");
+    let shortcut = if changes { "self.convShortcut.forward(active)" } else { "x" };
+    let body = format!(
+        "active = torch.relu_(self.bn1.forward(x))\ny = self.conv2.forward(torch.relu_(self.bn2.forward(self.conv1.forward(active))))\nreturn y + {shortcut}"
+    );
     let norm = |name: &str| script::batch_norm(&place.sub(name));
     let block = Module::new("BasicBlock", &body).child("bn1", norm("bn1")).child("conv1", script::plain_conv(&place.sub("conv1"), stride));
     let block = block.child("bn2", norm("bn2")).child("conv2", script::plain_conv(&place.sub("conv2"), 1));
@@ -111,10 +112,11 @@ fn script(place: &Place, n: usize) -> Tree {
         let at = place.sub(&name);
         let blocks = at.sub("layer");
         let block = |i: usize| script_block(&blocks.sub(i), if l > 0 && i == 0 { 2 } else { 1 }, i == 0);
-        let stage = Module::new("NetworkBlock", "return self.layer(x)").child("layer", script::sequential((0..n).map(block).collect()));
+        let stage =
+            Module::new("NetworkBlock", "return self.layer.forward(x)").child("layer", script::sequential((0..n).map(block).collect()));
         tree.step(&name, stage).map()
     };
     let tree = (0..3).fold(Tree::default().step("conv1", script::plain_conv(&place.sub("conv1"), 1)), stage);
     let tree = tree.neck("bn1", script::batch_norm(&place.sub("bn1"))).neck("avgpool", script::avg_pool());
-    tree.tail("torch.relu_(self.bn1(x))").tail("self.avgpool(x)")
+    tree.tail("torch.relu_(self.bn1.forward(x))").tail("self.avgpool.forward(x)")
 }

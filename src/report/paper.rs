@@ -11,6 +11,7 @@ const PAPER: &[&str] = &[
     include_str!("../../protocols/paper/imagenet-different.csv"),
     include_str!("../../protocols/paper/imagenet-swin.csv"),
     include_str!("../../protocols/paper/transfer-linear.csv"),
+    include_str!("../../protocols/paper/transfer-coco.csv"),
 ];
 
 /// A row of the paper's tables.
@@ -25,17 +26,22 @@ pub struct Printed {
     pub std: Option<f64>,
 }
 
-/// All top-1 rows.
+/// All rows of accuracies and of mean average precisions. The dataset of the latter says which: `coco box_map`.
 pub fn printed() -> Result<Vec<Printed>> {
     let mut rows = vec![];
     for text in PAPER {
         for row in csv::Reader::from_reader(text.as_bytes()).records() {
             let row = row.map_err(|e| Error::failed(format!("the paper's tables: {e}")))?;
-            if &row[5] == "top1" && !row[4].is_empty() {
+            let dataset = match &row[5] {
+                "top1" => row[1].to_string(),
+                metric @ ("box_map" | "mask_map") => format!("{} {metric}", &row[1]),
+                _ => continue,
+            };
+            if !row[4].is_empty() {
                 let number = |text: &str| text.parse().map_err(|_| Error::failed(format!("the paper's tables: `{text}` is no number")));
                 rows.push(Printed {
                     table: row[0].into(),
-                    dataset: row[1].into(),
+                    dataset,
                     network: row[2].into(),
                     peer: row[3].parse().ok(),
                     method: row[4].into(),

@@ -1,6 +1,7 @@
 //! Weights in and out of files: safetensors with what one must know to use a network, and PyTorch state dicts. A load accounts for
 //! every tensor: it says what matched and refuses what does not fit.
 
+pub mod frameworks;
 mod pth;
 pub mod safetensors;
 pub mod torchscript;
