@@ -11,7 +11,7 @@ use super::Common;
 use super::features::Extractor;
 use super::target;
 use crate::error::{Error, Result};
-use crate::nets::{self, Arch};
+use crate::nets::{self, Arch, Network};
 use crate::params::Params;
 use crate::weights::{self, Classifier, LoadOptions, Opened};
 
@@ -87,6 +87,7 @@ pub struct Subject {
     pub arch: &'static Arch,
     pub file: PathBuf,
     pub meta: Meta,
+    pub net: Network,
     pub params: Params,
     /// Of all weights and buffers.
     pub hash: String,
@@ -120,7 +121,7 @@ impl SubjectArgs {
         let meta = Meta { mean, std, ..meta(&opened, None) };
         let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let hash = hash(&opened.params);
-        let Opened { arch, params, .. } = opened;
+        let Opened { arch, net, params, .. } = opened;
         Ok(Subject {
             name,
             run: None,
@@ -129,6 +130,7 @@ impl SubjectArgs {
             arch,
             file: file.to_path_buf(),
             meta,
+            net,
             params,
             hash,
             out: self.out.clone().unwrap_or_else(|| PathBuf::from("results")),
@@ -214,7 +216,7 @@ fn open_peer(run: &Path, file: &Path, out: &Path, common: &Common) -> Result<Sub
     let recipe = target::recipe(run)?;
     let meta = meta(&opened, Some(recipe.dataset));
     let hash = hash(&opened.params);
-    let Opened { arch, params, .. } = opened;
+    let Opened { arch, net, params, .. } = opened;
     Ok(Subject {
         name,
         run: Some(run.to_path_buf()),
@@ -223,6 +225,7 @@ fn open_peer(run: &Path, file: &Path, out: &Path, common: &Common) -> Result<Sub
         arch,
         file: real,
         meta,
+        net,
         params,
         hash,
         out: out.to_path_buf(),
