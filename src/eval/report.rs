@@ -631,7 +631,8 @@ fn confusion(records: &[&Record]) -> Section {
             row.iter().map(|c| if all > 0.0 { 100.0 * c / all } else { f64::NAN }).collect::<Vec<f64>>()
         };
         let values: Vec<Vec<f64>> = counts.iter().map(share).collect();
-        let title = format!("{dataset}: {} ({}, {})", r.subject, r.command, r.protocol);
+        let how = if r.protocol.is_empty() { r.command.clone() } else { format!("{}, {}", r.command, r.protocol) };
+        let title = format!("{dataset}: {} ({how})", r.subject);
         let heat = Heat {
             title: &title,
             x: "predicted",
