@@ -12,7 +12,7 @@ use super::super::subject::Subject;
 use super::target::{self, Form, TORCHVISION, Target};
 use crate::error::{Error, Result};
 use crate::files;
-use crate::nets::script;
+use crate::nets::{Arch, script};
 use crate::rng;
 
 /// What an export turned out to be.
@@ -32,9 +32,14 @@ impl Facts {
     }
 }
 
-/// Batch, height and width of the golden input and of the second look: not square, and for Swin neither a multiple of a window.
-fn sizes(image_size: i64) -> [[i64; 3]; 2] {
-    if image_size <= 64 { [[2, 32, 48], [3, 40, 24]] } else { [[2, 96, 128], [1, 256, 160]] }
+/// Batch, height and width of the golden input and of the second look, not square. A Swin's golden maps are all larger than a window,
+/// because MMDetection shifts windows in smaller ones too, where torchvision and the original do not.
+fn sizes(arch: &Arch) -> [[i64; 3]; 2] {
+    match arch.image_size {
+        ..=64 => [[2, 32, 48], [3, 40, 24]],
+        _ if target::is_swin(arch) => [[1, 256, 288], [2, 96, 160]],
+        _ => [[2, 96, 128], [1, 256, 160]],
+    }
 }
 
 /// Standard normal numbers, the same everywhere.
@@ -65,7 +70,7 @@ pub fn write(target: &Target, subject: &Subject, with_classifier: bool, folder: 
     fs::create_dir_all(folder).map_err(Error::io("cannot make", folder))?;
     let name = format!("{}.{}", subject.arch.name, target.extension);
     let file = folder.join(&name);
-    let sizes = sizes(subject.arch.image_size);
+    let sizes = sizes(subject.arch);
     let (mut tensors, mut worst) = (0, 0.0);
     files::write_with(&file, |temporary| {
         tensors = target.write(temporary, subject, with_classifier)?;
