@@ -33,5 +33,5 @@ pub fn cpu_seconds() -> f64 {
 pub fn peak_mb() -> u64 {
     // Linux counts in KiB, macOS in bytes.
     let unit = if cfg!(target_os = "macos") { 1 } else { 1024 };
-    usage().ru_maxrss as u64 * unit >> 20
+    (usage().ru_maxrss as u64 * unit) >> 20
 }

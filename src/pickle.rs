@@ -623,7 +623,7 @@ impl<'a> Machine<'a> {
 }
 
 fn pairs(flat: Vec<usize>) -> Result<Vec<(usize, usize)>> {
-    if flat.len() % 2 != 0 {
+    if !flat.len().is_multiple_of(2) {
         return Err("a dict with a key and no value".to_string());
     }
     Ok(flat.chunks_exact(2).map(|kv| (kv[0], kv[1])).collect())

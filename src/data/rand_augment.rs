@@ -226,7 +226,7 @@ mod tests {
     /// img[y, x, c] = 37 y + 91 x + 53 c + 11 y x mod 256 where x + y is no multiple of 3, 5 x + 3 y + 20 c + 40 mod 200 where it is.
     fn picture() -> Picture<'static> {
         let value = |y: usize, x: usize, c: usize| {
-            if (x + y) % 3 != 0 { (37 * y + 91 * x + 53 * c + 11 * y * x) % 256 } else { (5 * x + 3 * y + 20 * c + 40) % 200 }
+            if !(x + y).is_multiple_of(3) { (37 * y + 91 * x + 53 * c + 11 * y * x) % 256 } else { (5 * x + 3 * y + 20 * c + 40) % 200 }
         };
         let data: Vec<u8> = (0..24).flat_map(|y| (0..20).flat_map(move |x| (0..3).map(move |c| value(y, x, c) as u8))).collect();
         Picture { height: 24, width: 20, data: data.into() }

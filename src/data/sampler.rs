@@ -37,7 +37,7 @@ fn class_pairs(labels: &[i64], batch: usize, seed: u64, epoch: u64) -> Result<Ve
     let classes: Vec<(i64, Vec<u32>)> = by_class(labels).into_iter().collect();
     let (count, n) = (classes.len(), labels.len());
     let refuse = |why: String| Err(Error::input(format!("batch {batch} with class pairs: {why}")));
-    if batch % 2 != 0 {
+    if !batch.is_multiple_of(2) {
         return refuse(format!("the batch must be even; {} or {} would do", batch - 1, batch + 1));
     }
     if batch > n {

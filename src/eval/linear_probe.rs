@@ -446,8 +446,7 @@ fn print(records: &[Record], target: &Target, common: &Common) -> Result<()> {
         ]);
     }
     println!(
-        "{} -> {}, {} training and {} test images, split {}",
-        "linear probe",
+        "linear probe -> {}, {} training and {} test images, split {}",
         target.dataset.name,
         target.dataset.train.len(),
         target.dataset.test.len(),

@@ -64,7 +64,7 @@ impl Common {
         }
         if std::io::stderr().is_terminal() {
             eprint!("\r{what} {done}/{all}{}", if done == all { "\n" } else { "" });
-        } else if done == all || done % all.div_ceil(10).max(1) == 0 {
+        } else if done == all || done.is_multiple_of(all.div_ceil(10).max(1)) {
             eprintln!("{what} {done}/{all}");
         }
     }

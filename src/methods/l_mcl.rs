@@ -667,7 +667,7 @@ impl Method for LMcl {
     }
 
     fn meta_due(&self, clock: Clock) -> bool {
-        self.meta.is_some() && self.contrastive() && clock.batch % self.options.meta_every() == 0
+        self.meta.is_some() && self.contrastive() && clock.batch.is_multiple_of(self.options.meta_every())
     }
 
     fn after_step(&mut self, stepped: Stepped<'_>) -> Result<Vec<(String, f64)>> {

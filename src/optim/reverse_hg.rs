@@ -95,10 +95,8 @@ fn run(theta: &Params, vars: &[Tensor], pi: &[Tensor], unroll: Unroll, objective
         trail.push(vars.iter().map(Tensor::copy).collect());
         let mut update: Vec<Tensor> =
             gradient.into_iter().zip(vars).map(|(g, v)| if weight_decay == 0.0 { g } else { g + v * weight_decay }).collect();
-        if momentum != 0.0 {
-            if let Some(old) = velocity {
-                update = old.into_iter().zip(update).map(|(v, g)| v * momentum + g).collect();
-            }
+        if let Some(old) = velocity {
+            update = old.into_iter().zip(update).map(|(v, g)| v * momentum + g).collect();
         }
         for (var, d) in vars.iter().zip(&update) {
             let _ = var.shallow_clone().g_sub_(&(d * lr));

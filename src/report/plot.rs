@@ -33,8 +33,7 @@ impl Figure {
     /// The figure as PNG, `scale` pixels per unit.
     pub fn png(&self, scale: f32) -> Result<Vec<u8>> {
         let failed = |e: String| Error::failed(format!("figure {}: {e}", self.name));
-        let mut options = resvg::usvg::Options::default();
-        options.font_family = "DejaVu Sans".into();
+        let mut options = resvg::usvg::Options { font_family: "DejaVu Sans".into(), ..Default::default() };
         options.fontdb_mut().load_font_data(FONT.to_vec());
         // Every generic family means the one font there is.
         options.fontdb_mut().set_sans_serif_family("DejaVu Sans");

@@ -107,7 +107,7 @@ impl Reader {
         let info = self.header.info(name).expect("it has a kind").clone();
         let rows = *info.shape.first().ok_or_else(|| Error::file(&self.path, format!("`{name}` is a single number")))?;
         assert!(first + count <= rows, "rows {first}..{} of {rows}", first + count);
-        let row = if rows == 0 { 0 } else { (info.data_offsets.1 - info.data_offsets.0) / rows };
+        let row = (info.data_offsets.1 - info.data_offsets.0).checked_div(rows).unwrap_or(0);
         let shape: Vec<i64> = std::iter::once(count).chain(info.shape[1..].iter().copied()).map(|d| d as i64).collect();
         let from = info.data_offsets.0 + first * row;
         self.part(from, from + count * row, &shape, kind)

@@ -55,12 +55,12 @@ impl MemoryBank {
         for (i, &class) in ground.labels.iter().enumerate() {
             mates[class as usize].push(i as i64);
         }
-        if ground.recall == Recall::Paper {
-            if let Some(class) = mates.iter().position(|m| m.len() == 1) {
-                return Err(Error::input(format!(
-                    "class {class} has one training image: memory mining needs a positive beside the anchor, so two of each class"
-                )));
-            }
+        if ground.recall == Recall::Paper
+            && let Some(class) = mates.iter().position(|m| m.len() == 1)
+        {
+            return Err(Error::input(format!(
+                "class {class} has one training image: memory mining needs a positive beside the anchor, so two of each class"
+            )));
         }
         let labels = ground.labels.to_vec();
         MemoryBank::new(&ground, ground.labels.len(), Slots::Index { labels, mates })
