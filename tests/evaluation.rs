@@ -327,7 +327,8 @@ fn every_shipped_protocol_is_followed_and_takes_only_its_own_keys() {
     for (name, _) in SHIPPED {
         let protocol = Protocol::read(name, &[name], &[]).unwrap();
         assert_eq!(protocol.kind, *name);
-        let changed = Protocol::read(name, &[name], &["image_size=48".into()]).unwrap();
+        let key = if *name == "export-coco" { "tolerance=1e-4" } else { "image_size=48" };
+        let changed = Protocol::read(name, &[name], &[key.into()]).unwrap();
         assert_ne!(protocol.hash(), changed.hash(), "{name}");
         assert!(Protocol::read(name, &[name], &["no_such_key=1".into()]).is_err());
     }

@@ -18,7 +18,11 @@ use tch::{CModule, Device, Kind, Tensor};
 
 /// A network whose running statistics are not what they start as.
 fn network(arch: &str, classes: i64) -> (Network, Params) {
-    let (net, params) = Network::build(nets::find(arch).unwrap(), classes, 3, Device::Cpu, Kind::Float);
+    network_in(Kind::Float, arch, classes)
+}
+
+fn network_in(kind: Kind, arch: &str, classes: i64) -> (Network, Params) {
+    let (net, params) = Network::build(nets::find(arch).unwrap(), classes, 3, Device::Cpu, kind);
     let _guard = tch::no_grad_guard();
     for (i, (name, t)) in params.buffers.iter().enumerate() {
         let mut t = t.shallow_clone();
@@ -114,10 +118,11 @@ fn archives_train() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("body.pt");
     for arch in ["resnet8", "resnet18", "shufflenet_v2_x0_5"] {
-        let (net, params) = network(arch, 5);
+        // In f64: batch statistics of a few numbers amplify the last digits of f32.
+        let (net, params) = network_in(Kind::Double, arch, 5);
         torchscript::save(&path, &script::module(nets::find(arch).unwrap(), &params, Answer::Maps)).unwrap();
         let mut body = CModule::load(&path).unwrap();
-        let x = images(4, 64, 64);
+        let x = images(4, 64, 64).to_kind(Kind::Double);
         let before = torchscript::forward(&body, &x).unwrap();
         body.set_train();
         let trained = torchscript::forward(&body, &x).unwrap();
@@ -126,8 +131,8 @@ fn archives_train() {
         let (after, again) = (torchscript::forward(&body, &x).unwrap(), torchscript::forward(&body, &x).unwrap());
         let moved = net.forward(&x, Pass::EVAL);
         let last = before.len() - 1;
-        assert!(off(&trained[last], &want.maps[last]) <= 1e-5, "{arch} in training");
-        assert!(off(&after[last], &moved.maps[last]) <= 1e-5, "{arch} after one batch");
+        assert!(off(&trained[last], &want.maps[last]) <= 1e-10, "{arch} in training: {}", off(&trained[last], &want.maps[last]));
+        assert!(off(&after[last], &moved.maps[last]) <= 1e-10, "{arch} after one batch");
         assert!(off(&after[last], &before[last]) > 1e-3, "{arch}: the running statistics have moved");
         assert_eq!(after[last], again[last], "{arch}: they stay in evaluation");
 
@@ -325,12 +330,15 @@ fn detections_stand_beside_the_papers() {
     assert!(output.status.success(), "{}", text(&output));
     let report = std::fs::read_to_string(out.join("report.md")).unwrap();
     // The paper: boxes 35.0, masks 32.1.
-    for parts in [
-        ["coco box_map ", "34.50", "35.00", "-0.50"],
-        ["coco mask_map ", "32.40", "32.10", "0.30"],
-        ["limit=20", "1.25", "35.00", "-33.75"],
+    for (what, values) in [
+        ("coco box_map ", ["34.50", "35.00", "-0.50"]),
+        ("coco mask_map ", ["32.40", "32.10", "0.30"]),
+        ("limit=20", ["1.25", "35.00", "-33.75"]),
     ] {
-        assert!(report.lines().any(|line| parts.iter().all(|part| line.contains(part))), "{parts:?} in no row of\n{report}");
+        for (row, value) in ["| ours |", "| paper |", "| gap |"].iter().zip(values) {
+            let found = report.lines().any(|line| line.contains(what) && line.contains(row) && line.ends_with(&format!(" {value} |")));
+            assert!(found, "{what}, {row} {value} in no row of\n{report}");
+        }
     }
 }
 
