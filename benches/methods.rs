@@ -1,5 +1,5 @@
 //! What a step of each method costs beside its parts timed alone: forward and backward of the networks (or trunk and branches) it
-//! needs, a second backward where it takes two gradients, forwards of its teachers. Random images, no data loading; the fastest of
+//! needs, a second backward where it takes two gradients, forwards of its teachers, its other networks. Random images, no data loading; the fastest of
 //! several rounds, in which all are timed in turn.
 //!
 //!     cargo bench --bench methods -- [--arch resnet32] [--batch 64] [--threads 2] [--rounds 5] [--method NAME]
@@ -10,8 +10,8 @@ use clap::Parser;
 use mcl::cohort::Cohort;
 use mcl::data::Batch;
 use mcl::methods::{self, Clock, METHODS, Task, Views};
-use mcl::nets;
 use mcl::nets::layers::Mode;
+use mcl::nets::{self, Outputs};
 use mcl::optim::{Rule, grads, grads_keeping_graph};
 use mcl::step::Engine;
 use tch::{Device, Kind, Tensor};
@@ -44,6 +44,8 @@ enum Besides {
     SecondBackward,
     /// Teachers' forward passes, in this mode.
     Teachers(Mode),
+    /// Networks of its own (FFSD's fusion and decoders), forward and backward on given maps.
+    OwnNetworks,
 }
 
 fn besides(method: &str) -> Besides {
@@ -51,6 +53,7 @@ fn besides(method: &str) -> Besides {
         "afd" => Besides::SecondBackward,
         "pcl" => Besides::Teachers(Mode::Train),
         "ckd_mkt" => Besides::Teachers(Mode::Eval),
+        "ffsd" => Besides::OwnNetworks,
         _ => Besides::Nothing,
     }
 }
@@ -106,13 +109,13 @@ fn batch(trial: &Trial, args: &Args) -> Batch {
     Batch { views: (0..views).map(image).collect(), labels, index: Tensor::arange(size, (Kind::Int64, Device::Cpu)), noise: 0 }
 }
 
-fn seconds(work: impl FnOnce()) -> f64 {
+fn seconds(work: impl FnOnce() -> mcl::error::Result<()>) -> mcl::error::Result<f64> {
     let began = Instant::now();
-    work();
-    began.elapsed().as_secs_f64()
+    work()?;
+    Ok(began.elapsed().as_secs_f64())
 }
 
-fn parts(trial: &mut Trial, batch: &Batch) {
+fn parts(trial: &mut Trial, batch: &Batch, clock: Clock) -> mcl::error::Result<()> {
     let besides = besides(trial.name);
     if let Besides::Teachers(mode) = besides {
         let _guard = tch::no_grad_guard();
@@ -124,8 +127,18 @@ fn parts(trial: &mut Trial, batch: &Batch) {
     if besides == Besides::SecondBackward {
         grads_keeping_graph(&sum(outs.iter().map(|o| o.pre_pool.square().mean(None)).collect()), &vars);
     }
+    if besides == Besides::OwnNetworks {
+        let held = |list: &[Tensor]| list.iter().map(Tensor::detach).collect();
+        let given: Vec<Outputs> = outs
+            .iter()
+            .map(|o| Outputs { maps: held(&o.maps), pre_pool: o.pre_pool.detach(), feats: held(&o.feats), logits: held(&o.logits) })
+            .collect();
+        let own: Vec<Tensor> = trial.engine.groups.iter().flat_map(|(group, _)| group.params.tensors()).collect();
+        grads(&trial.engine.method.losses(&given, batch, clock)?.total(), &own, false);
+    }
     let task = outs.iter().flat_map(|o| &o.logits).map(|z| z.cross_entropy_for_logits(&batch.labels)).collect();
     grads(&sum(task), &vars, false);
+    Ok(())
 }
 
 fn main() -> mcl::error::Result<()> {
@@ -138,10 +151,8 @@ fn main() -> mcl::error::Result<()> {
             let batch = batch(trial, &args);
             // Past all phases and ramps, and not a batch that a meta step follows.
             let clock = Clock { epoch: 299 + trial.engine.method.extra_epochs(), batch: 1, step: 1 + round, lr: 1e-4, seed: 0 };
-            let alone = seconds(|| parts(trial, &batch));
-            let began = Instant::now();
-            trial.engine.step(&[batch], clock, None)?;
-            let step = began.elapsed().as_secs_f64();
+            let alone = seconds(|| parts(trial, &batch, clock))?;
+            let step = seconds(|| trial.engine.step(&[batch], clock, None).map(drop))?;
             // The first round warms up.
             if round > 0 {
                 (trial.step, trial.alone) = (trial.step.min(step), trial.alone.min(alone));
