@@ -398,9 +398,14 @@ fn one_ramps_up_in_the_original_only() {
 
 #[test]
 fn one_trains_its_gate_and_counts_its_parameters() {
-    for (arch, count, wanted) in
-        [("resnet32", 2, 832_990), ("resnet32", 3, 1_193_189), ("resnet110", 2, 2_066_718), ("resnet110", 3, 2_962_437)]
-    {
+    for (arch, count, wanted) in [
+        ("resnet32", 2, 832_990),
+        ("resnet32", 3, 1_193_189),
+        ("resnet110", 2, 2_066_718),
+        ("resnet110", 3, 2_962_437),
+        ("hcgnet_a1", 2, 1_596_413),
+        ("hcgnet_a1", 3, 2_090_046),
+    ] {
         assert_eq!(trained(&engine_on("one", "", &vec![arch; count], 100, 1)), wanted, "{arch} x {count}");
     }
     let mut engine = engine("one", "", 2, 1);
@@ -831,6 +836,10 @@ fn ffsd_counts_its_parameters() {
     assert_eq!(group(&engine, "fusion").params.count(), 16_228);
     assert_eq!(group(&engine, "transform").params.count(), 9_152);
     assert_eq!(group(&engine, "decoders").params.count(), 2 * 23_136);
+    let wide = engine_on("ffsd", "", &["resnet18"; 2], 1000, 1);
+    assert_eq!(group(&wide, "fusion").params.count(), 1_049_576);
+    assert_eq!(group(&wide, "transform").params.count(), 531_968);
+    assert_eq!(group(&wide, "decoders").params.count(), 2 * 1_549_184);
     assert!(engine.shipped().len() == 1 && std::ptr::eq(engine.shipped()[0], &engine.cohort.peers[2]));
     for (epoch, wanted) in [(0, 1e-3), (149, 1e-3), (150, 1e-4), (225, 1e-5)] {
         close(group(&engine, "decoders").rate.at(clock(epoch, 0)), wanted, 1e-15);
