@@ -1,6 +1,6 @@
 //! What a step of each method costs beside its parts timed alone: forward and backward of the networks (or trunk and branches) it
-//! needs, a second backward where it takes two gradients, forwards of its teachers, its other networks. Random images, no data loading; the fastest of
-//! several rounds, in which all are timed in turn.
+//! needs, a second backward where it takes two gradients, forwards of its teachers, its other networks. Random images, no data loading;
+//! the fastest of several rounds, in which all are timed in turn.
 //!
 //!     cargo bench --bench methods -- [--arch resnet32] [--batch 64] [--threads 2] [--rounds 5] [--method NAME]
 

@@ -1,4 +1,4 @@
-//! Sixteen numbers at a time, for the kernels of `direct` and `gradient`.
+//! Sixteen numbers at a time, for the kernels of `direct` and `convolution`.
 
 /// Channels computed together: two registers of AVX2, one of AVX-512.
 pub const LANES: usize = 16;

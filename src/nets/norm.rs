@@ -209,7 +209,7 @@ fn sums(maps: Maps, rows: std::ops::Range<usize>) -> Vec<f64> {
 }
 }
 
-/// `sums` over all rows: means over the parts in their order.
+/// `sums` over all rows, the parts added in their order.
 fn all_sums(maps: Maps, rows: usize) -> Vec<f64> {
     let parts = parts_of(maps.x.len());
     let found = by_part(parts, |part| sums(maps, part_of(rows, part, parts)));
