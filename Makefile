@@ -7,23 +7,30 @@ METHOD   ?=
 DEVICE   ?= auto
 SET      ?=
 RESUME   ?=
+RANKS    ?=
 EXPORT   ?=
 COCO     ?= $(if $(DATA),$(DATA),data)/coco
 ARGS     ?=
 PREFIX   ?= $(HOME)/.cargo
 
+# Several ranks need MPI in the build; the default build needs none.
+FEATURES ?= $(if $(RANKS),mpi)
+MPIRUN   ?= mpirun
+
 CARGO  ?= cargo
 BIN     = $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)/release
+LAUNCH  = $(if $(RANKS),$(MPIRUN) -n $(RANKS))
 SMOKE   = $(BIN)/smoke
 DETECT_VENV ?= $(HOME)/.cache/mcl/detect
 
 .DEFAULT_GOAL := help
-.PHONY: help libtorch build pretrain test check smoke bench detect install doctor clean
+.PHONY: help libtorch build pretrain test ranks check smoke bench detect install doctor clean
 
 help: ## This list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 	@echo
-	@echo "pretrain takes PROTOCOL=file OUT=folder DATA=folder METHOD=name DEVICE=auto|cpu|cuda:N SET=\"a.b=v c.d=w\" RESUME=1"
+	@echo "pretrain takes PROTOCOL=file OUT=folder DATA=folder METHOD=name DEVICE=auto|cpu|cuda:N SET=\"a.b=v c.d=w\" RESUME=1 RANKS=n"
+	@echo "RANKS=n builds with MPI (FEATURES=mpi) and starts n processes with MPIRUN=mpirun"
 	@echo "detect takes EXPORT=folder COCO=folder OUT=folder ARGS=\"--limit 20 --set epochs=1\" DETECT_VENV=folder"
 	@echo "TORCH=cpu|cuda chooses the libtorch to bring; LIBTORCH=/path uses yours"
 
@@ -31,14 +38,17 @@ libtorch: ## Bring libtorch from PyPI (540 MB, once per user)
 	@.cargo/libtorch
 
 build: libtorch ## Bring libtorch and build both binaries
-	@$(CARGO) build --release
+	@$(CARGO) build --release $(if $(FEATURES),--features $(FEATURES))
 
 pretrain: build ## Pre-train a cohort (the quickstart: L-MCL on synthetic images, under two minutes)
-	@$(BIN)/mcl-train run $(PROTOCOL) --device $(DEVICE) $(if $(OUT),--out $(OUT)) $(if $(DATA),--data $(DATA)) \
+	@$(LAUNCH) $(BIN)/mcl-train run $(PROTOCOL) --device $(DEVICE) $(if $(OUT),--out $(OUT)) $(if $(DATA),--data $(DATA)) \
 	  $(if $(METHOD),--set method.name=$(METHOD)) $(foreach s,$(SET),--set '$(s)') $(if $(RESUME),--resume)
 
 test: libtorch ## Build and run all tests
 	$(CARGO) test --release
+
+ranks: libtorch ## Build with MPI and test several ranks (needs mpicc, mpirun and libclang)
+	$(CARGO) test --release --features mpi --test ranks
 
 check: libtorch ## Format, lints, tests, documentation
 	$(CARGO) fmt --check

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use tch::{Cuda, Device};
 
 use crate::error::Error;
+use crate::ranks;
 
 /// What the networks compute in while they train.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,9 +20,19 @@ pub enum Precision {
     F16,
 }
 
-/// `auto | cpu | cuda | cuda:N`, checked against what libtorch sees.
+/// `auto | cpu | cuda | cuda:N`, checked against what libtorch sees. The device of the first rank on a machine, see `of_rank`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DeviceChoice(pub Device);
+
+impl DeviceChoice {
+    /// One rank per GPU: the ranks of a machine take the one asked for and those after it, in turn.
+    pub fn of_rank(self) -> Device {
+        match self.0 {
+            Device::Cuda(first) => Device::Cuda((first + ranks::place().local_rank) % Cuda::device_count().max(1) as usize),
+            other => other,
+        }
+    }
+}
 
 impl FromStr for DeviceChoice {
     type Err = Error;
@@ -51,11 +62,21 @@ impl FromStr for DeviceChoice {
     }
 }
 
-/// Sets libtorch's intra-op threads: `asked`, or the number of cores for 0. Returns what was set.
+/// Sets libtorch's intra-op threads: `asked`, or for 0 the number of cores this rank may use. Returns what was set.
 pub fn set_threads(asked: usize) -> usize {
-    let threads = if asked > 0 { asked } else { std::thread::available_parallelism().map_or(1, usize::from) };
+    let own = std::thread::available_parallelism().map_or(1, usize::from);
+    // A launcher that binds ranks to cores has divided them already.
+    let bound = own < cores();
+    let share = if bound { own } else { (own / ranks::place().local_count).max(1) };
+    let threads = if asked > 0 { asked } else { share };
     tch::set_num_threads(threads as i32);
     threads
+}
+
+/// Cores of the machine, whatever this process may use of them.
+fn cores() -> usize {
+    // SAFETY: asks for a number.
+    unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }.max(1) as usize
 }
 
 /// While it lives libtorch works on one thread: for many small operations, where more threads would wait for each other longer than they work.

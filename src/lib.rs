@@ -3,6 +3,7 @@
 pub mod checkpoint;
 pub mod cohort;
 pub mod compare;
+mod cpp;
 pub mod data;
 pub mod device;
 pub mod error;
@@ -17,6 +18,7 @@ pub mod nets;
 pub mod optim;
 pub mod params;
 pub mod pickle;
+pub mod ranks;
 pub mod recipe;
 pub mod registry;
 pub mod report;

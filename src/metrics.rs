@@ -10,6 +10,7 @@ use tch::{Kind, Tensor};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::nets::Outputs;
+use crate::ranks;
 
 /// One epoch: name and value, in the order they are written.
 pub type Row = Map<String, Value>;
@@ -104,6 +105,14 @@ impl CohortAccuracy {
         }
         let probabilities: Vec<Tensor> = outs.iter().map(|o| o.logit().softmax(-1, Kind::Float)).collect();
         self.ensemble.add(&Tensor::stack(&probabilities, 0).mean_dim(0, false, None), labels);
+    }
+
+    /// Adds up what every rank counted on its part of a split.
+    pub fn over_ranks(&mut self) {
+        let mut all: Vec<&mut Accuracy> = self.stages.iter_mut().flatten().chain([&mut self.ensemble]).collect();
+        let counted: Vec<u64> = all.iter().flat_map(|a| [a.top1, a.top5, a.count]).collect();
+        let sums = ranks::total(&counted);
+        all.iter_mut().zip(sums.chunks_exact(3)).for_each(|(a, s)| **a = Accuracy { top1: s[0], top5: s[1], count: s[2] });
     }
 
     /// The networks' own accuracy.

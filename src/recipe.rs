@@ -62,9 +62,13 @@ pub enum OptimizerName {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Train {
+    /// Images of a batch over all ranks.
     pub batch: usize,
     pub epochs: usize,
     pub lr: f64,
+    /// The batch `lr` was made for: it is multiplied by batch x accumulate over this (the linear scaling rule of Goyal et al. 2017).
+    /// Left out, `lr` is used as it is.
+    pub lr_for_batch: Option<usize>,
     pub schedule: Schedule,
     /// Epochs of linear warm-up.
     pub warmup: usize,
@@ -91,7 +95,10 @@ pub struct Train {
     /// Beta parameters of mixup and cutmix; 0 is off. The contrastive terms see the unmixed view.
     pub mixup: f64,
     pub cutmix: f64,
+    /// Over several ranks: BatchNorm takes the statistics of all ranks' images. Without it each rank normalises by its own, as the
+    /// paper's GPUs did, and running statistics are averaged.
     pub sync_bn: bool,
+    /// Over several ranks: contrastive terms see all ranks' embeddings, so K grows with them.
     pub gather_negatives: bool,
 }
 
@@ -101,6 +108,7 @@ impl Default for Train {
             batch: 128,
             epochs: 300,
             lr: 0.1,
+            lr_for_batch: None,
             schedule: Schedule::Cosine,
             warmup: 0,
             optimizer: OptimizerName::Sgd,
@@ -125,6 +133,11 @@ impl Default for Train {
 }
 
 impl Train {
+    /// The peak learning rate.
+    pub fn rate(&self) -> f64 {
+        self.lr_for_batch.map_or(self.lr, |made_for| self.lr * (self.batch * self.accumulate) as f64 / made_for as f64)
+    }
+
     pub fn rule(&self) -> Rule {
         match self.optimizer {
             OptimizerName::Sgd => {
@@ -246,10 +259,8 @@ impl Recipe {
         if self.save.every_epochs == 0 {
             return Err("[save] every_epochs = 0; accepted: 1 or more".into());
         }
-        for (key, on) in [("sync_bn", self.train.sync_bn), ("gather_negatives", self.train.gather_negatives)] {
-            if on {
-                return Err(format!("[train] {key} = true needs several ranks, and this build runs on one"));
-            }
+        if self.train.lr_for_batch == Some(0) {
+            return Err("[train] lr_for_batch = 0; accepted: 1 or more, or leave it out".into());
         }
         Ok(())
     }

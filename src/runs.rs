@@ -8,6 +8,7 @@ use serde_json::json;
 
 use crate::error::{Error, Result};
 use crate::files;
+use crate::ranks;
 
 /// An open run folder; the lock goes with the process.
 pub struct RunFolder {
@@ -69,6 +70,7 @@ pub fn environment(device: &str, threads: usize) -> serde_json::Value {
         "libtorch": libtorch_version(),
         "device": device,
         "threads": threads,
+        "ranks": ranks::count(),
         "cpu": cpu_model(),
         "cores": std::thread::available_parallelism().map_or(0, usize::from),
         "memory_mb": memory_mb(),

@@ -14,6 +14,7 @@ use crate::nets::layers::{Mode, Pass};
 use crate::nets::{LossScale, Outputs};
 use crate::optim::{Optimizer, Rule, grads, grads_keeping_graph};
 use crate::params::{Named, Params};
+use crate::ranks;
 use crate::rng;
 
 /// Everything that changes while a cohort trains.
@@ -29,6 +30,8 @@ pub struct Engine {
     pub mix: Option<Mix>,
     /// With networks that train in f16.
     pub loss_scale: Option<LossScale>,
+    /// Running statistics of every BatchNorm, averaged over ranks after each step.
+    pub statistics: Vec<Tensor>,
 }
 
 /// One row of the loss table, without its graph.
@@ -66,7 +69,12 @@ impl Engine {
                 (group, optimizer)
             })
             .collect();
-        Engine { cohort, method, theta, optimizer, groups, mix: None, loss_scale: None }
+        let mut engine = Engine { cohort, method, theta, optimizer, groups, mix: None, loss_scale: None, statistics: vec![] };
+        if ranks::count() > 1 {
+            let running = |name: &str| name.ends_with("running_mean") || name.ends_with("running_var");
+            engine.statistics = engine.state().into_iter().filter(|(name, _)| running(name)).map(|(_, t)| t).collect();
+        }
+        engine
     }
 
     /// One step on `batches` (several: gradient accumulation, the mean of their gradients). The weights are touched only when every
@@ -104,7 +112,8 @@ impl Engine {
             notes.extend(terms.notes);
             self.method.after_batch(&outs, batch, clock)?;
         }
-        let total = total.ok_or_else(|| Error::failed("a step needs at least one batch"))?;
+        let mut total = total.ok_or_else(|| Error::failed("a step needs at least one batch"))?;
+        let fault = if ranks::count() > 1 { self.over_ranks(&mut gradient, &mut apart, &mut rows, &mut notes, &mut total) } else { None };
         if scale != 1.0 {
             apart.iter_mut().chain([&mut gradient]).flatten().for_each(|g| drop(g.g_mul_scalar_(1.0 / scale)));
         }
@@ -120,7 +129,7 @@ impl Engine {
             loss_scale.update(finite);
         }
         if !finite && !skip {
-            return Err(self.diverged(&rows, &gradient, &apart, clock));
+            return Err(self.diverged(&rows, &gradient, &apart, fault, clock));
         }
         if let Some(clip) = clip {
             clip_to(&mut gradient, &grad_norm, clip);
@@ -151,8 +160,38 @@ impl Engine {
         let meta = self.method.meta_due(clock);
         let extra = self.method.after_step(Stepped { cohort: &mut self.cohort, theta: &self.theta, batch, outs: &outs, clock })?;
         let meta_seconds = meta.then(|| started.elapsed().as_secs_f64());
+        self.average_statistics();
         let terms = rows.into_iter().map(|Term { name, peer, weight, value, .. }| TermValue { name, peer, weight, value }).collect();
         Ok(StepReport { terms, notes, grad_norm: (!skip).then_some(grad_norm), extra, meta_seconds })
+    }
+
+    /// Everything a step computed becomes the mean over ranks, in one go. Returns what is wrong with this rank's own terms, if anything.
+    fn over_ranks(
+        &self,
+        gradient: &mut Vec<Tensor>,
+        apart: &mut [Vec<Tensor>],
+        rows: &mut [Term],
+        notes: &mut [(String, Tensor)],
+        total: &mut Tensor,
+    ) -> Option<String> {
+        // Read before the mean makes it everybody's. Waits for the device, as the check of the whole step does.
+        let fault = (total.isfinite().int64_value(&[]) == 0).then(|| faulty(rows)).flatten();
+        let own = gradient.iter().chain(apart.iter().flatten()).map(Tensor::shallow_clone);
+        let scalars = rows.iter().map(|r| &r.value).chain(notes.iter().map(|n| &n.1)).chain([&*total]).map(Tensor::shallow_clone);
+        let mut means = ranks::mean(own.chain(scalars).collect()).into_iter();
+        let places = gradient.iter_mut().chain(apart.iter_mut().flatten());
+        let scalars = rows.iter_mut().map(|r| &mut r.value).chain(notes.iter_mut().map(|n| &mut n.1)).chain([total]);
+        places.chain(scalars).zip(&mut means).for_each(|(place, mean)| *place = mean);
+        fault
+    }
+
+    /// Without `train.sync_bn` every rank saw other images: what is saved and evaluated is the mean of what they saw.
+    fn average_statistics(&mut self) {
+        if ranks::count() > 1 && !ranks::sync_norms() {
+            let _guard = tch::no_grad_guard();
+            let means = ranks::mean(self.statistics.iter().map(Tensor::shallow_clone).collect());
+            self.statistics.iter_mut().zip(&means).for_each(|(live, mean)| live.copy_(mean));
+        }
     }
 
     /// The losses with a second forward pass on the mixed views.
@@ -210,13 +249,16 @@ impl Engine {
         state
     }
 
-    /// Names the term, or the variable, that is not finite. Only here are terms read one by one.
-    fn diverged(&self, rows: &[Term], gradient: &[Tensor], apart: &[Vec<Tensor>], clock: Clock) -> Error {
-        let finite = |t: &Tensor| t.isfinite().all().int64_value(&[]) != 0;
+    /// Names the term, or the variable, that is not finite. Only here are terms read one by one. `fault`: of this rank, where there are
+    /// several; the first rank that has one is named.
+    fn diverged(&self, rows: &[Term], gradient: &[Tensor], apart: &[Vec<Tensor>], fault: Option<String>, clock: Clock) -> Error {
         let at = |what: String| Error::Diverged { step: clock.step, what };
-        if let Some(row) = rows.iter().find(|row| !finite(&row.value)) {
-            let of = row.peer.map_or(String::new(), |m| format!(" of network {m}"));
-            return at(format!("the term `{}`{of} is {}", row.name, row.value.double_value(&[])));
+        if ranks::count() > 1 {
+            if let Some((rank, what)) = ranks::first(fault) {
+                return at(format!("on rank {rank}, {what}"));
+            }
+        } else if let Some(what) = faulty(rows) {
+            return at(what);
         }
         let names = self.theta.vars.iter().map(|(n, _)| n.clone());
         let own = |g: &Group| g.params.vars.iter().map(|(n, _)| format!("{}.{n}", g.name)).collect::<Vec<_>>();
@@ -227,6 +269,18 @@ impl Engine {
             None => at("terms and gradients are finite but their sums overflow".into()),
         }
     }
+}
+
+fn finite(t: &Tensor) -> bool {
+    t.isfinite().all().int64_value(&[]) != 0
+}
+
+/// The first term that is not finite, in words.
+fn faulty(rows: &[Term]) -> Option<String> {
+    rows.iter().find(|row| !finite(&row.value)).map(|row| {
+        let of = row.peer.map_or(String::new(), |m| format!(" of network {m}"));
+        format!("the term `{}`{of} is {}", row.name, row.value.double_value(&[]))
+    })
 }
 
 fn accumulate(sum: &mut Vec<Tensor>, part: Vec<Tensor>) {

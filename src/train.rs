@@ -19,6 +19,7 @@ use crate::files;
 use crate::methods::{self, Batches, Clock, Needs, Task, Views};
 use crate::metrics::{self, CohortAccuracy, Meter, Row};
 use crate::nets::{self, Arch, LossScale};
+use crate::ranks;
 use crate::recipe::Recipe;
 use crate::runs::{self, RunFolder};
 use crate::step::{Engine, StepReport};
@@ -86,7 +87,8 @@ pub fn run(job: Job) -> Result<Summary> {
 
 struct Trainer<'a> {
     job: Job<'a>,
-    folder: RunFolder,
+    /// Rank 0 writes for all.
+    folder: Option<RunFolder>,
     checkpoints: Checkpoints,
     archs: Vec<&'static Arch>,
     data: Prepared,
@@ -94,7 +96,7 @@ struct Trainer<'a> {
     engine: Engine,
     progress: Progress,
     meter: Meter,
-    events: EventWriter,
+    events: Option<EventWriter>,
     started: Instant,
     /// Seconds of earlier sittings.
     before: f64,
@@ -178,22 +180,37 @@ impl<'a> Trainer<'a> {
             )));
         }
         // Draw one epoch's order now: a batch that cannot be made is said before anything is written.
-        sampler::epoch(&data.train.labels, needs.sampling, recipe.train.batch, recipe.train.seed, 0)?;
+        let order = sampler::epoch(&data.train.labels, needs.sampling, recipe.train.batch, recipe.train.seed, 0)?;
+        let t = &recipe.train;
+        sampler::for_ranks(order, &data.train.labels, needs.sampling, ranks::count(), t.gather_negatives)?;
+        if ranks::count() > 1 && t.sync_bn && t.peer_threads > 1 {
+            return Err(Error::input(format!(
+                "train.sync_bn=true on {} ranks with train.peer_threads={}: networks on threads of their own would meet the other ranks in no fixed order; set train.peer_threads=1",
+                ranks::count(),
+                t.peer_threads
+            )));
+        }
+        ranks::cooperate(t.sync_bn, t.gather_negatives);
 
         let mut job = job;
         let mut method_table = method.options();
         method_table.insert("name".into(), job.recipe.method_name().into());
         job.recipe.method = method_table;
 
+        // One folder, named by rank 0, which alone looks into it: the others are told what it found.
+        job.out = PathBuf::from(ranks::told(0, &job.out.display().to_string()));
         let checkpoints = Checkpoints::of(&job.out);
-        if checkpoints.any() && !job.resume {
+        if ranks::leads() && checkpoints.any() && !job.resume {
             return Err(Error::input(format!(
                 "{} already holds a run with checkpoints; add --resume to go on with it, or choose another --out",
                 job.out.display()
             )));
         }
-        let mut folder = RunFolder::open(&job.out)?;
-        checkpoints.sweep()?;
+        let mut folder = if ranks::leads() { Some(RunFolder::open(&job.out)?) } else { None };
+        let mut log = |line: &str| folder.as_mut().map_or(Ok(()), |folder| folder.log(line));
+        if ranks::leads() {
+            checkpoints.sweep()?;
+        }
         let t = &job.recipe.train;
         let mut cohort = Cohort::new(
             &needs.archs(&archs),
@@ -210,23 +227,28 @@ impl<'a> Trainer<'a> {
         let engine = Engine { mix: mixes.then_some(mix), loss_scale, ..Engine::new(cohort, method, rule) };
 
         let mut progress = Progress::default();
-        if checkpoints.any() {
+        if ranks::leads() && checkpoints.any() {
             let loaded = checkpoints.load(job.from.as_deref())?;
             let names: Vec<&str> = methods::METHODS.iter().map(|m| m.name).collect();
             let saved = Recipe::parse(&loaded.recipe, &format!("of checkpoint {}", loaded.name), &[], &names)?;
             job.recipe.check_resume(&saved, &job.out)?;
             let from = loaded.name.clone();
             progress = loaded.restore(&engine.state())?;
-            folder.log(&format!("resumed from {from}: epoch {}, step {}", progress.epoch, progress.step))?;
-        } else if let Some(init) = &job.init {
+            log(&format!("resumed from {from}: epoch {}, step {}", progress.epoch, progress.step))?;
+        } else if let (true, Some(init)) = (ranks::leads(), &job.init) {
             for (m, peer) in engine.cohort.peers.iter().enumerate() {
                 let report = weights::load_into(&peer.params, &weights::read(init)?, peer.arch, &LoadOptions::default())?;
-                folder.log(&format!("network {m} starts from {}: {report}", init.display()))?;
+                log(&format!("network {m} starts from {}: {report}", init.display()))?;
             }
+        }
+        if ranks::count() > 1 {
+            let text = ranks::told(0, &serde_json::to_string(&progress).expect("plain values serialise"));
+            progress = serde_json::from_str(&text).map_err(|e| Error::failed(format!("what rank 0 sent is no progress: {e}")))?;
+            ranks::spread(&engine.state());
         }
         let epochs = job.recipe.train.epochs + engine.method.extra_epochs();
         let meter = Meter::restore(&progress.meter);
-        let events = EventWriter::create(&job.out)?;
+        let events = if ranks::leads() { Some(EventWriter::create(&job.out)?) } else { None };
         let before = progress.seconds;
         let mut trainer = Trainer {
             job,
@@ -250,31 +272,32 @@ impl<'a> Trainer<'a> {
 
     /// Recipe, environment and splits, before step 0.
     fn write_inputs(&mut self) -> Result<()> {
+        let Some(folder) = &self.folder else { return Ok(()) };
         let recipe = &self.job.recipe;
-        files::write(&self.folder.join("recipe.toml"), recipe.to_toml().as_bytes())?;
+        files::write(&folder.join("recipe.toml"), recipe.to_toml().as_bytes())?;
         let mut environment = runs::environment(&format!("{:?}", self.job.device), self.job.threads);
         environment["recipe_hash"] = recipe.hash().into();
         let rows = |split: &Split| split.rows.iter().map(|&r| r as usize).collect::<Vec<_>>();
         environment["train_images"] = self.data.train.len().into();
         environment["train_split_hash"] = sampler::hash(&rows(&self.data.train)).into();
         if recipe.data.fraction < 1.0 || recipe.data.holdout > 0 {
-            sampler::write_index(&self.folder.join("train-indices.csv"), &rows(&self.data.train))?;
+            sampler::write_index(&folder.join("train-indices.csv"), &rows(&self.data.train))?;
         }
         if let Some(held) = &self.data.held {
             environment["holdout_split_hash"] = sampler::hash(&rows(held)).into();
-            sampler::write_index(&self.folder.join("holdout-indices.csv"), &rows(held))?;
+            sampler::write_index(&folder.join("holdout-indices.csv"), &rows(held))?;
         }
         let text = serde_json::to_string_pretty(&environment).expect("plain values serialise");
-        files::write(&self.folder.join("environment.json"), text.as_bytes())?;
+        files::write(&folder.join("environment.json"), text.as_bytes())?;
         metrics::write_rows(&self.job.out, &self.progress.rows)?;
-        self.folder.point_latest()
+        folder.point_latest()
     }
 
     fn train(&mut self) -> Result<Summary> {
         let epochs = self.epochs;
         let (train, data) = (&self.job.recipe.train, &self.data);
         self.say(&format!(
-            "{} on {}: {} networks ({}), {} training images, {} held out, {} test, batch {}, {} epochs, {:?}, {} threads -> {}",
+            "{} on {}: {} networks ({}), {} training images, {} held out, {} test, batch {}{}, {} epochs, {:?}, {} threads -> {}",
             self.job.recipe.method_name(),
             data.dataset.name,
             self.archs.len(),
@@ -283,6 +306,7 @@ impl<'a> Trainer<'a> {
             data.held.as_ref().map_or(0, Split::len),
             data.dataset.test.len(),
             train.batch,
+            if ranks::count() > 1 { format!(" over {} ranks", ranks::count()) } else { String::new() },
             epochs,
             self.job.device,
             self.job.threads,
@@ -298,12 +322,14 @@ impl<'a> Trainer<'a> {
     fn epoch(&mut self) -> Result<()> {
         let recipe = self.job.recipe.clone();
         let (t, epoch, epochs) = (&recipe.train, self.progress.epoch, self.epochs);
-        let order = sampler::epoch(&self.data.train.labels, self.needs.sampling, t.batch, t.seed, epoch as u64)?;
+        let (labels, sampling) = (&self.data.train.labels, self.needs.sampling);
+        let order = sampler::epoch(labels, sampling, t.batch, t.seed, epoch as u64)?;
+        let order = sampler::for_ranks(order, labels, sampling, ranks::count(), t.gather_negatives)?;
         let steps = order.len().div_ceil(t.accumulate);
         let views = if self.needs.views == Views::PerPeer { self.engine.cohort.peers.len() } else { 1 };
         let first = self.progress.batch * t.accumulate;
-        let mut loader = Loader::new(&self.data.train, order, self.data.train_transform.clone(), views, t.seed, epoch as u64, first);
-        let mut display = Display::new(self.job.quiet, epoch, epochs, steps, self.progress.batch);
+        let mut loader = Loader::of_rank(&self.data.train, order, self.data.train_transform.clone(), views, t.seed, epoch as u64, first);
+        let mut display = Display::new(self.job.quiet || !ranks::leads(), epoch, epochs, steps, self.progress.batch);
         let clip = (t.clip > 0.0).then_some(t.clip);
         // The epochs a method trains first have the whole schedule to themselves.
         let extra = self.engine.method.extra_epochs();
@@ -312,7 +338,7 @@ impl<'a> Trainer<'a> {
             epoch,
             batch: i,
             step,
-            lr: t.schedule.lr(t.lr, t.warmup, in_phase, of_phase, i, steps),
+            lr: t.schedule.lr(t.rate(), t.warmup, in_phase, of_phase, i, steps),
             seed: t.seed,
         };
         if self.progress.batch == 0 {
@@ -331,20 +357,28 @@ impl<'a> Trainer<'a> {
             }
             let i = self.progress.batch;
             let clock = clock(i, self.progress.step);
-            let began = Instant::now();
+            let (began, waited) = (Instant::now(), ranks::seconds());
             let report = match self.engine.step(&batches, clock, clip) {
                 Ok(report) => report,
                 Err(e @ Error::Diverged { .. }) => return Err(self.diverged(e, &batches)),
                 Err(e) => return Err(e),
             };
-            let images: i64 = batches.iter().map(|b| b.labels.size()[0]).sum();
+            let images = ranks::count() as i64 * batches.iter().map(|b| b.labels.size()[0]).sum::<i64>();
             self.meter.add_value("images_per_step", images as f64);
             self.measure(&report, clock.lr, began.elapsed().as_secs_f64());
+            if ranks::count() > 1 {
+                self.meter.add_value("seconds.communication", ranks::seconds() - waited);
+            }
             self.progress.step += 1;
             self.progress.batch += 1;
-            display
-                .tick(&self.meter, images as usize, self.progress.batch, steps, epochs - epoch - 1, &mut |line| self.folder.log(line))?;
-            if self.job.stop.load(Ordering::Relaxed) {
+            display.tick(&self.meter, images as usize, self.progress.batch, steps, epochs - epoch - 1, &mut |line| {
+                self.folder.as_mut().map_or(Ok(()), |folder| folder.log(line))
+            })?;
+            let minutes = recipe.save.every_minutes;
+            let due = minutes > 0.0 && self.progress.batch < steps && self.last_save.elapsed().as_secs_f64() >= minutes * 60.0;
+            // Signals and clocks are a rank's own; what follows from them is for all at the same step.
+            let [stop, due] = ranks::any([self.job.stop.load(Ordering::Relaxed), due && ranks::leads()]);
+            if stop {
                 let path = self.save(false)?;
                 display.clear();
                 return Err(Error::Interrupted(format!(
@@ -353,8 +387,7 @@ impl<'a> Trainer<'a> {
                     path.display()
                 )));
             }
-            let minutes = recipe.save.every_minutes;
-            if minutes > 0.0 && self.progress.batch < steps && self.last_save.elapsed().as_secs_f64() >= minutes * 60.0 {
+            if due {
                 self.save(false)?;
             }
         }
@@ -421,7 +454,9 @@ impl<'a> Trainer<'a> {
         row.insert("images_per_second".into(), (per_step / seconds).into());
         row.insert("peak_mb".into(), runs::peak_mb().into());
         let scalars: Vec<(String, f64)> = row.iter().filter_map(|(k, v)| Some((k.replacen('.', "/", 1), v.as_f64()?))).collect();
-        self.events.scalars(self.progress.step as u64, &scalars)?;
+        if let Some(events) = &mut self.events {
+            events.scalars(self.progress.step as u64, &scalars)?;
+        }
 
         let networks = |acc: &CohortAccuracy| acc.networks().iter().map(|a| format!("{:.2}", a.top1())).collect::<Vec<_>>().join(" ");
         let holdout = held.as_ref().map_or(String::new(), |h| format!(", held out {}", networks(h)));
@@ -454,12 +489,15 @@ impl<'a> Trainer<'a> {
         if better {
             self.progress.best = chosen;
         }
-        metrics::write_rows(&self.job.out, &self.progress.rows)?;
+        if ranks::leads() {
+            metrics::write_rows(&self.job.out, &self.progress.rows)?;
+        }
         let last = self.progress.epoch == self.epochs;
         if better || last || self.progress.epoch.is_multiple_of(self.job.recipe.save.every_epochs) {
             self.save(better || self.data.held.is_none())?;
         }
-        if self.job.stop.load(Ordering::Relaxed) && !last {
+        let [stop] = ranks::any([self.job.stop.load(Ordering::Relaxed)]);
+        if stop && !last {
             let path = self.save(false)?;
             return Err(Error::Interrupted(format!(
                 "stopped after epoch {}; everything is in {}; the same command with --resume goes on",
@@ -472,14 +510,22 @@ impl<'a> Trainer<'a> {
 
     fn evaluate(&mut self, split: &Split) -> Result<CohortAccuracy> {
         let mut accuracy = CohortAccuracy::default();
-        for batch in Loader::eval(split, EVAL_BATCH, self.data.test_transform.clone()) {
+        let (rank, ranks) = (ranks::rank(), ranks::count());
+        let own = split.subset(&(rank * split.len() / ranks..(rank + 1) * split.len() / ranks).collect::<Vec<_>>());
+        for batch in Loader::eval(&own, EVAL_BATCH, self.data.test_transform.clone()) {
             let batch = batch?.to_device(self.job.device);
             accuracy.add(&self.engine.answers(&batch), &batch.labels);
         }
+        accuracy.over_ranks();
         Ok(accuracy)
     }
 
     fn save(&mut self, best: bool) -> Result<PathBuf> {
+        self.last_save = Instant::now();
+        ranks::agree(&self.engine.state(), self.progress.step)?;
+        if !ranks::leads() {
+            return Ok(self.job.out.clone());
+        }
         self.progress.meter = self.meter.state();
         self.progress.seconds = self.before + self.started.elapsed().as_secs_f64();
         let recipe = &self.job.recipe;
@@ -520,7 +566,8 @@ impl<'a> Trainer<'a> {
 
     /// Keeps what made the step fail, for replay; the weights and the last checkpoint are as they were.
     fn diverged(&mut self, error: Error, batches: &[Batch]) -> Error {
-        let path = self.folder.join(&format!("diverged-step-{}.safetensors", self.progress.step));
+        let of_rank = if ranks::count() > 1 { format!("-rank-{}", ranks::rank()) } else { String::new() };
+        let path = self.job.out.join(format!("diverged-step-{}{of_rank}.safetensors", self.progress.step));
         let mut tensors = vec![];
         for (i, batch) in batches.iter().enumerate() {
             tensors.extend(batch.views.iter().enumerate().map(|(v, t)| (format!("batch.{i}.view.{v}"), t.contiguous())));
@@ -528,14 +575,18 @@ impl<'a> Trainer<'a> {
             tensors.push((format!("batch.{i}.index"), batch.index.shallow_clone()));
         }
         let kept = match tch::Tensor::write_safetensors(&tensors, &path) {
-            Ok(()) => format!("the batch is in {}", path.display()),
+            Ok(()) => format!(
+                "the batch{} is in {}",
+                if of_rank.is_empty() { "" } else { " of this rank (the others' beside it)" },
+                path.display()
+            ),
             Err(e) => format!("the batch could not be written to {}: {e}", path.display()),
         };
         let last = if self.checkpoints.any() { "the last checkpoint is good" } else { "there was no checkpoint yet" };
         match error {
             Error::Diverged { step, what } => {
                 let what = format!("{what}; no weight was changed by this step; {kept}; {last}");
-                if let Err(e) = self.folder.log(&format!("diverged at step {step}: {what}")) {
+                if let Err(e) = self.log(&format!("diverged at step {step}: {what}")) {
                     return e;
                 }
                 Error::Diverged { step, what }
@@ -546,8 +597,9 @@ impl<'a> Trainer<'a> {
 
     /// Copies the networks that ship to `networks/`: the epoch the held-out part chose, or the last one.
     fn ship(&mut self) -> Result<Summary> {
-        let from = self.folder.join("checkpoints").join(if self.data.held.is_some() { "best" } else { "last" });
-        let to = self.folder.join("networks");
+        let Some(folder) = &self.folder else { return Ok(self.summary(vec![])) };
+        let from = folder.join("checkpoints").join(if self.data.held.is_some() { "best" } else { "last" });
+        let to = folder.join("networks");
         std::fs::create_dir_all(&to).map_err(Error::io("cannot make", &to))?;
         let mut shipped = vec![];
         for m in 0..self.engine.shipped().len() {
@@ -560,8 +612,8 @@ impl<'a> Trainer<'a> {
         }
         let summary = self.summary(shipped);
         let text = serde_json::to_string_pretty(&summary).expect("plain values serialise");
-        files::write(&self.folder.join(SUMMARY), text.as_bytes())?;
-        self.folder.log(&format!("finished: {} steps", self.progress.step))?;
+        files::write(&folder.join(SUMMARY), text.as_bytes())?;
+        self.log(&format!("finished: {} steps", self.progress.step))?;
         Ok(summary)
     }
 
@@ -598,10 +650,14 @@ impl<'a> Trainer<'a> {
 
     /// A line for the log and, unless quiet, for the person watching.
     fn say(&mut self, line: &str) -> Result<()> {
-        if !self.job.quiet {
+        if !self.job.quiet && ranks::leads() {
             eprintln!("{line}");
         }
-        self.folder.log(line)
+        self.log(line)
+    }
+
+    fn log(&mut self, line: &str) -> Result<()> {
+        self.folder.as_mut().map_or(Ok(()), |folder| folder.log(line))
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use mcl::compare::{self, Comparison};
@@ -11,7 +12,7 @@ use mcl::device::{self, DeviceChoice};
 use mcl::error::{Error, Result};
 use mcl::recipe::Recipe;
 use mcl::train::{self, Job, Summary};
-use mcl::{listing, methods};
+use mcl::{listing, methods, ranks};
 
 #[derive(Parser)]
 #[command(
@@ -76,6 +77,12 @@ struct RunArgs {
     /// Print nothing but errors and the final table
     #[arg(long)]
     quiet: bool,
+    /// On several ranks: end them all when one waits this long for the others
+    #[arg(long, default_value_t = 600.0, value_name = "SECONDS", value_parser = seconds)]
+    rank_timeout: f64,
+    /// On several ranks with GPUs: hand GPU memory to MPI as it is, for an MPI built with CUDA
+    #[arg(long)]
+    cuda_aware_mpi: bool,
 }
 
 #[derive(Args)]
@@ -111,11 +118,39 @@ struct CompareArgs {
 fn main() -> ExitCode {
     mcl::memory::keep_large_blocks();
     match act(Cli::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            eprintln!("mcl-train: {e}");
-            ExitCode::from(e.exit_code() as u8)
+        Ok(()) => {
+            ranks::leave();
+            ExitCode::SUCCESS
         }
+        Err(e) => fail(e),
+    }
+}
+
+/// One message, whatever the number of ranks.
+fn fail(e: Error) -> ExitCode {
+    let code = e.exit_code();
+    // Every rank knows of these: they leave together.
+    if ranks::count() == 1 || matches!(e, Error::Interrupted(_) | Error::Diverged { .. }) {
+        if ranks::leads() {
+            eprintln!("mcl-train: {e}");
+        }
+        ranks::leave();
+        return ExitCode::from(code as u8);
+    }
+    if ranks::leads() {
+        eprintln!("mcl-train: {e}");
+    } else {
+        // What went wrong on every rank is rank 0's to say; what went wrong here alone is said here.
+        std::thread::sleep(Duration::from_secs(3));
+        eprintln!("mcl-train: rank {}: {e}", ranks::rank());
+    }
+    ranks::end_all(code)
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if seconds > 0.0 && seconds.is_finite() => Ok(seconds),
+        _ => Err("accepted: seconds, above 0".into()),
     }
 }
 
@@ -139,6 +174,8 @@ fn act(cli: Cli) -> Result<()> {
 }
 
 fn run(args: RunArgs) -> Result<()> {
+    ranks::join()?;
+    ranks::cuda_aware(args.cuda_aware_mpi);
     let names: Vec<&str> = methods::METHODS.iter().map(|m| m.name).collect();
     let recipe = Recipe::read(&args.protocol, &args.sets, &names)?;
     let out = args.out.unwrap_or_else(|| {
@@ -148,12 +185,13 @@ fn run(args: RunArgs) -> Result<()> {
     });
     let stop = Arc::new(AtomicBool::new(false));
     watch_signals(&stop)?;
+    ranks::watch(Duration::from_secs_f64(args.rank_timeout), &stop);
     let threads = device::set_threads(args.threads);
     let job = Job {
         recipe,
         out,
         data: args.data,
-        device: args.device.0,
+        device: args.device.of_rank(),
         threads,
         resume: args.resume,
         from: args.from,
@@ -161,11 +199,19 @@ fn run(args: RunArgs) -> Result<()> {
         quiet: args.quiet,
         stop: &stop,
     };
-    print_summary(&train::run(job)?);
+    let summary = train::run(job)?;
+    if ranks::leads() {
+        print_summary(&summary);
+    }
     Ok(())
 }
 
 fn compare(args: CompareArgs) -> Result<()> {
+    if let Some(count) = ranks::launched().filter(|&count| count > 1) {
+        return Err(Error::input(format!(
+            "compare was started as {count} ranks, and it starts its runs itself; start it once, or each `mcl-train run` on {count} ranks"
+        )));
+    }
     let stop = Arc::new(AtomicBool::new(false));
     watch_signals(&stop)?;
     let stem = args.protocol.file_stem().unwrap_or_default().to_string_lossy().into_owned();

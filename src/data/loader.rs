@@ -1,5 +1,6 @@
 //! Split + order + transform -> batches, made ahead of their use by one thread.
 
+use std::ops::Range;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
@@ -10,6 +11,7 @@ use tch::Tensor;
 use super::augment::{Table, Transform};
 use super::{Batch, Pixels, Split};
 use crate::error::{Error, Result};
+use crate::ranks;
 use crate::rng::{self, Rng};
 
 /// Batches made but not yet taken.
@@ -25,9 +27,18 @@ pub struct Loader {
 impl Loader {
     /// `order` holds places in the split, batch by batch; `first` is the batch to start at. Every view is an augmentation of its own.
     pub fn new(split: &Split, order: Vec<Vec<u32>>, transform: Transform, views: usize, seed: u64, epoch: u64, first: usize) -> Loader {
-        let left = order.len().saturating_sub(first);
         let table = transform.table();
-        let maker = Maker { split: split.clone(), transform, table, views, seed, epoch };
+        Loader::start(Maker { split: split.clone(), transform, table, views, seed, epoch, shared: false }, order, first)
+    }
+
+    /// The same batches, of each the part that falls to this rank (`ranks::part`): all ranks' parts are what `new` makes.
+    pub fn of_rank(split: &Split, order: Vec<Vec<u32>>, transform: Transform, views: usize, seed: u64, epoch: u64, first: usize) -> Loader {
+        let table = transform.table();
+        Loader::start(Maker { split: split.clone(), transform, table, views, seed, epoch, shared: true }, order, first)
+    }
+
+    fn start(maker: Maker, order: Vec<Vec<u32>>, first: usize) -> Loader {
+        let left = order.len().saturating_sub(first);
         let (sender, batches) = sync_channel(AHEAD);
         let thread = std::thread::spawn(move || {
             for (at, indices) in order.iter().enumerate().skip(first) {
@@ -86,31 +97,41 @@ struct Maker {
     views: usize,
     seed: u64,
     epoch: u64,
+    /// Is a batch made by all ranks together?
+    shared: bool,
 }
 
 impl Maker {
     fn batch(&self, at: u64, indices: &[u32]) -> Result<Batch> {
+        let part = if self.shared { ranks::part(indices.len()) } else { 0..indices.len() };
         let side = self.transform.size as i64;
-        let shape = [indices.len() as i64, side, side, 3];
-        let floats = self.floats(at, indices)?;
+        let shape = [part.len() as i64, side, side, 3];
+        let floats = self.floats(at, indices, part.clone())?;
+        let indices = &indices[part];
         let views: Vec<Tensor> = floats.iter().map(|view| Tensor::from_slice(view).view(shape).permute([0, 3, 1, 2])).collect();
         let labels: Vec<i64> = indices.iter().map(|&i| self.split.labels[i as usize]).collect();
         let index: Vec<i64> = indices.iter().map(|&i| i64::from(i)).collect();
-        let noise = rng::stream(self.seed, "noise", &[self.epoch, at]).next_u64();
+        let mut noise = rng::stream(self.seed, "noise", &[self.epoch, at]).next_u64();
+        // What is dropped or drawn for one rank's images is not what is dropped for another's.
+        if self.shared && !ranks::leads() {
+            noise = rng::derive(noise, "rank", ranks::rank() as u64);
+        }
         Ok(Batch { views, labels: Tensor::from_slice(&labels), index: Tensor::from_slice(&index), noise })
     }
 
-    /// The pixels of every view, [B, size, size, 3].
-    fn floats(&self, at: u64, indices: &[u32]) -> Result<Vec<Vec<f32>>> {
+    /// The pixels of every view of the images in `part`, [part, size, size, 3].
+    fn floats(&self, at: u64, indices: &[u32], part: Range<usize>) -> Result<Vec<Vec<f32>>> {
         let size = self.transform.floats();
-        let mut views = vec![vec![0f32; indices.len() * size]; self.views];
+        let mut views = vec![vec![0f32; part.len() * size]; self.views];
         // One seed an image and view, so that images may be made in any order.
         let seeds: Vec<Vec<u64>> = (0..self.views as u64)
             .map(|view| {
                 let mut stream = rng::stream(self.seed, "augment", &[self.epoch, at, view]);
-                indices.iter().map(|_| stream.next_u64()).collect()
+                let all: Vec<u64> = indices.iter().map(|_| stream.next_u64()).collect();
+                all[part.clone()].to_vec()
             })
             .collect();
+        let indices = &indices[part];
         let mut rows: Vec<Vec<&mut [f32]>> = indices.iter().map(|_| Vec::with_capacity(self.views)).collect();
         for view in &mut views {
             rows.iter_mut().zip(view.chunks_exact_mut(size)).for_each(|(row, out)| row.push(out));

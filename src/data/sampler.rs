@@ -22,6 +22,38 @@ pub fn epoch(labels: &[i64], sampling: Sampling, batch: usize, seed: u64, epoch:
     }
 }
 
+/// An epoch's batches for this many ranks, who take equal parts of each: images of a short last batch that do not divide are left out.
+/// `whole`: contrast samples are gathered, so a class may be split between ranks.
+pub fn for_ranks(mut order: Vec<Vec<u32>>, labels: &[i64], sampling: Sampling, ranks: usize, whole: bool) -> Result<Vec<Vec<u32>>> {
+    if ranks == 1 {
+        return Ok(order);
+    }
+    let full = order.first().map_or(0, Vec::len);
+    let refuse = |why: String, accepted: String| Err(Error::input(format!("a batch of {full} images on {ranks} ranks: {why}; {accepted}")));
+    if full < ranks || !full.is_multiple_of(ranks) {
+        let (below, above) = (full / ranks * ranks, full.next_multiple_of(ranks));
+        return refuse(
+            "it does not divide".into(),
+            format!("set train.batch to a multiple, for example {}", if below > 0 { below } else { above }),
+        );
+    }
+    if sampling == Sampling::ClassPairs && !whole {
+        // All batches are built alike: classes one after another.
+        for part in order[0].chunks(full / ranks) {
+            let classes = by_class(&part.iter().map(|&i| labels[i as usize]).collect::<Vec<_>>());
+            if classes.values().any(|members| members.len() < 2) || classes.len() < 2 {
+                return refuse(
+                    format!("the {} images of a rank leave a class without a positive, or are all of one class", full / ranks),
+                    format!("set train.batch to a multiple of {}, or train.gather_negatives=true", 4 * ranks),
+                );
+            }
+        }
+    }
+    order.iter_mut().for_each(|batch| batch.truncate(batch.len() / ranks * ranks));
+    order.retain(|batch| !batch.is_empty());
+    Ok(order)
+}
+
 /// Every image once; the last batch may be short.
 fn shuffled(count: usize, batch: usize, seed: u64, epoch: u64) -> Vec<Vec<u32>> {
     let mut order: Vec<u32> = (0..count as u32).collect();

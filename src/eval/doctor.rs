@@ -9,6 +9,7 @@ use tch::{Cuda, Kind, Tensor};
 use super::Common;
 use crate::data::{self, check};
 use crate::error::{Error, Result};
+use crate::ranks;
 use crate::runs;
 
 /// The libtorch tch 0.26 is made for.
@@ -40,7 +41,7 @@ fn broken(name: &'static str, what: String, mend: &str) -> Finding {
 }
 
 pub fn run(common: &Common) -> Result<()> {
-    let mut findings = vec![version(), loaded(), arithmetic(), cuda(), mps(), cores(common)];
+    let mut findings = vec![version(), loaded(), arithmetic(), cuda(), mps(), mpi(), cores(common)];
     findings.extend(datasets(common));
     findings.extend(disk());
     if common.json {
@@ -128,6 +129,34 @@ fn mps() -> Finding {
         what: if there { "there, not used: training was not tried on it" } else { "not there" }.into(),
         mend: None,
     }
+}
+
+/// Is MPI in this build, and how many ranks would a launcher start here?
+fn mpi() -> Finding {
+    let Some(library) = ranks::library() else {
+        return Finding {
+            name: "MPI",
+            state: State::Absent,
+            what: "not in this build: one process trains a cohort".into(),
+            mend: Some("for several ranks: `make build FEATURES=mpi` (needs mpicc and libclang)".into()),
+        };
+    };
+    let number = |name: &str| std::env::var(name).ok()?.parse::<usize>().ok();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let slots = match (number("SLURM_NTASKS"), number("OMPI_UNIVERSE_SIZE")) {
+        (Some(tasks), _) => format!("{tasks} slots (tasks of this Slurm job)"),
+        (None, Some(slots)) => format!("{slots} slots (of this mpirun)"),
+        (None, None) => format!("{cores} slots (cores here; a hostfile or a Slurm job has more)"),
+    };
+    let found = |dir: std::path::PathBuf| dir.join("mpirun").exists() || dir.join("srun").exists();
+    if std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(found)) {
+        return ok("MPI", format!("{library}, {slots}"));
+    }
+    broken(
+        "MPI",
+        format!("{library}, but neither mpirun nor srun is on the PATH"),
+        "mend: on Debian or Ubuntu `apt-get install openmpi-bin`",
+    )
 }
 
 fn cores(common: &Common) -> Finding {

@@ -23,6 +23,7 @@ use crate::nets::layers::Mode as NetMode;
 use crate::optim::reverse_hg::{Adjoint, Held, Hvp, Leave, Unroll, hypergradient};
 use crate::optim::{Optimizer, Rule};
 use crate::params::{Named, Params, Scope};
+use crate::ranks;
 use crate::rng;
 
 pub const SPEC: MethodSpec = MethodSpec {
@@ -280,6 +281,15 @@ enum Frozen {
     Memory(MemoryTargets),
 }
 
+/// What the contrastive terms see of a batch: of this rank, or of all ranks where they gather contrast samples.
+struct Seen {
+    /// v of all networks and stages, N x [B, d].
+    embeds: Vec<Tensor>,
+    /// The features the meta-network reads in reference mode, N x [B, width]; empty where nobody reads them.
+    feats: Vec<Tensor>,
+    labels: Tensor,
+}
+
 /// L_MCL evaluated: its parts, lambda [P, B], and what it held constant.
 struct Evaluated {
     parts: Parts,
@@ -388,15 +398,32 @@ impl LMcl {
         self.places.iter().rposition(|&(net, _)| net == m).expect("a network has stages")
     }
 
+    fn see(&self, outs: &[Outputs], batch: &Batch) -> Seen {
+        let own = Seen { embeds: self.embed(outs), feats: self.meta_feats(outs), labels: batch.labels.shallow_clone() };
+        // A bank holds all ranks' images already.
+        if self.bank.is_some() || !ranks::gathers() {
+            return own;
+        }
+        // The embeddings are of one width, the features are not: one exchange each.
+        let embeds = ranks::for_contrast(&Tensor::stack(&own.embeds, 0), 1).unbind(0);
+        let widths: Vec<i64> = own.feats.iter().map(|f| f.size()[1]).collect();
+        let feats = match own.feats.is_empty() {
+            true => vec![],
+            false => ranks::for_contrast(&Tensor::cat(&own.feats, 1), 0).split_with_sizes(&widths, 1),
+        };
+        Seen { embeds, feats, labels: ranks::for_contrast(&own.labels, 0) }
+    }
+
+    fn meta_feats(&self, outs: &[Outputs]) -> Vec<Tensor> {
+        let read = self.meta.is_some() && self.options.mode == Mode::Reference;
+        self.places.iter().filter(|_| read).map(|&(m, l)| outs[m].feats[l].shallow_clone()).collect()
+    }
+
     /// lambda of every pair and sample, [P, B].
-    fn lambda(&self, embeds: &[Tensor], outs: &[Outputs]) -> Tensor {
+    fn lambda(&self, embeds: &[Tensor], feats: &[Tensor]) -> Tensor {
         match &self.meta {
             None => Tensor::ones([self.pairs.list.len() as i64, embeds[0].size()[0]], (embeds[0].kind(), embeds[0].device())),
-            Some(meta) if self.options.mode == Mode::Paper => meta.lambda(embeds, &self.pairs),
-            Some(meta) => {
-                let feats: Vec<Tensor> = self.places.iter().map(|&(m, l)| outs[m].feats[l].shallow_clone()).collect();
-                meta.lambda(&feats, &self.pairs)
-            }
+            Some(meta) => meta.lambda(if self.options.mode == Mode::Paper { embeds } else { feats }, &self.pairs),
         }
     }
 
@@ -408,12 +435,13 @@ impl LMcl {
     }
 
     /// L_MCL, Eq. 13. With `learn`, lambda carries its graph (the meta step); without, it is a constant (the main step).
-    fn l_mcl(&self, embeds: &[Tensor], outs: &[Outputs], batch: &Batch, learn: bool, frozen: Option<&Frozen>) -> Result<Evaluated> {
-        let lambda = if learn { self.lambda(embeds, outs) } else { tch::no_grad(|| self.lambda(embeds, outs)) };
-        let stacked = Tensor::stack(embeds, 0);
+    fn l_mcl(&self, seen: &Seen, learn: bool, frozen: Option<&Frozen>) -> Result<Evaluated> {
+        let lambda = || self.lambda(&seen.embeds, &seen.feats);
+        let lambda = if learn { lambda() } else { tch::no_grad(lambda) };
+        let stacked = Tensor::stack(&seen.embeds, 0);
         let (tau, mimicry) = (self.options.tau(), self.mimicry());
         if self.bank.is_none() {
-            let contrast = Contrast::in_batch(&batch.labels, tau, stacked.kind());
+            let contrast = Contrast::in_batch(&seen.labels, tau, stacked.kind());
             let held = frozen.and_then(|f| if let Frozen::Batch(t) = f { Some(t) } else { None });
             let (parts, targets) = contrast::l_mcl(&stacked, &self.pairs, &lambda, &contrast, mimicry, held);
             return Ok(Evaluated { parts, lambda, frozen: Frozen::Batch(targets) });
@@ -441,8 +469,9 @@ impl LMcl {
     }
 
     /// lambda by layer pair, and the lower bound log K - L_ICL on the networks' mutual information (Eq. 6) at their last layers.
-    fn note(&self, terms: &mut Terms, embeds: &[Tensor], lambda: &Tensor, batch: &Batch) -> Result<()> {
+    fn note(&self, terms: &mut Terms, seen: &Seen, lambda: &Tensor) -> Result<()> {
         let _guard = tch::no_grad_guard();
+        let embeds = &seen.embeds;
         if self.meta.is_some() {
             let means = lambda.mean_dim(1i64, false, None);
             for (p, &(i, j)) in self.pairs.list.iter().enumerate() {
@@ -451,7 +480,7 @@ impl LMcl {
             }
         }
         let (tau, networks) = (self.options.tau(), self.places.last().map_or(0, |p| p.0 + 1));
-        let in_batch = Contrast::in_batch(&batch.labels, tau, embeds[0].kind());
+        let in_batch = Contrast::in_batch(&seen.labels, tau, embeds[0].kind());
         let recalled = if self.bank.is_some() { Some(self.recalled()?) } else { None };
         for (a, b) in (0..networks).flat_map(|a| (0..networks).filter(move |&b| b != a).map(move |b| (a, b))) {
             let (from, to) = (&embeds[self.last(a)], &embeds[self.last(b)]);
@@ -530,12 +559,12 @@ impl LMcl {
                 let rows: Vec<Tensor> = outs.iter().map(|own| logit::task(&own.logits, &batch.labels, self.smoothing)).collect();
                 return Ok(Tensor::stack(&rows, 0).sum(None));
             }
-            let embeds = self.embed(&outs);
+            let seen = self.see(&outs, batch);
             if k == 0 && first.is_none() {
-                first = Some((0..outs.len()).map(|m| embeds[self.last(m)].detach()).collect());
+                first = Some((0..outs.len()).map(|m| seen.embeds[self.last(m)].detach()).collect());
             }
             let constants = if how == Held::Remembered { held[k].as_ref() } else { None };
-            let evaluated = self.l_mcl(&embeds, &outs, batch, true, constants)?;
+            let evaluated = self.l_mcl(&seen, true, constants)?;
             let rows: Vec<Tensor> =
                 self.weighted(&evaluated.parts).iter().filter(|(_, w, _)| *w > 0.0).map(|(_, w, value)| *value * *w).collect();
             if how == Held::Fresh {
@@ -555,7 +584,7 @@ impl LMcl {
     /// lambda of each ordered pair of embeddings: (a, b, la, lb) and [B].
     pub fn lambdas(&self, outs: &[Outputs]) -> Vec<((usize, usize, usize, usize), Tensor)> {
         let _guard = tch::no_grad_guard();
-        let lambda = self.lambda(&self.embed(outs), outs);
+        let lambda = self.lambda(&self.embed(outs), &self.meta_feats(outs));
         let mut rows = vec![];
         for (p, &(i, j)) in self.pairs.list.iter().enumerate() {
             let ((a, k), (b, z)) = (self.places[i], self.places[j]);
@@ -595,7 +624,8 @@ impl Method for LMcl {
             let mut rng = rng::stream(clock.seed, "contrast", &[clock.step as u64, batch.noise]);
             self.drawn = Some(bank.draw(&batch.labels, &batch.index, &mut rng)?);
         } else if self.contrastive() {
-            let mates = batch.labels.unsqueeze(1).eq_tensor(&batch.labels.unsqueeze(0)).sum_dim_intlist(1i64, false, Kind::Int64);
+            let labels = ranks::for_contrast(&batch.labels, 0);
+            let mates = labels.unsqueeze(1).eq_tensor(&labels.unsqueeze(0)).sum_dim_intlist(1i64, false, Kind::Int64);
             if mates.min().int64_value(&[]) < 2 {
                 return Err(Error::failed(
                     "l_mcl: a batch holds a class only once, so an anchor has no positive; it needs class-pair sampling",
@@ -631,12 +661,12 @@ impl Method for LMcl {
             }
         }
         if self.contrastive() {
-            let embeds = self.embed(outs);
-            let Evaluated { parts, lambda, .. } = self.l_mcl(&embeds, outs, batch, false, None)?;
+            let seen = self.see(outs, batch);
+            let Evaluated { parts, lambda, .. } = self.l_mcl(&seen, false, None)?;
             for (name, weight, value) in self.weighted(&parts).into_iter().filter(|(_, w, _)| *w > 0.0) {
                 terms.add(name, weight, value.shallow_clone());
             }
-            self.note(&mut terms, &embeds, &lambda, batch)?;
+            self.note(&mut terms, &seen, &lambda)?;
         }
         if terms.rows.is_empty() {
             return Err(Error::input("[method] terms: all weights are 0, so there is nothing to minimise"));

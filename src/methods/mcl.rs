@@ -19,6 +19,7 @@ use crate::losses::terms::Terms;
 use crate::nets::Outputs;
 use crate::optim::Rule;
 use crate::params::{Named, Params, Scope};
+use crate::ranks;
 use crate::rng;
 
 pub const SPEC: MethodSpec = MethodSpec {
@@ -208,7 +209,10 @@ impl Method for Mcl {
         let mimicry = if mode == Mode::Paper { Mimicry::PAPER } else { Mimicry::RELEASED };
         let embeds = Tensor::stack(&self.embed(outs), 0);
         let parts = match (&self.bank, &self.drawn) {
-            (None, _) => contrast::mcl(&embeds, &Contrast::in_batch(&batch.labels, self.tau, embeds.kind()), mimicry),
+            (None, _) => {
+                let (embeds, labels) = (ranks::for_contrast(&embeds, 1), ranks::for_contrast(&batch.labels, 0));
+                contrast::mcl(&embeds, &Contrast::in_batch(&labels, self.tau, embeds.kind()), mimicry)
+            }
             (Some(bank), Some(drawn)) => contrast::mcl_memory(&embeds, &bank.recalled(drawn), self.tau, mimicry, recall(mode)),
             (Some(_), None) => return Err(Error::failed("mcl: losses were asked for before `prepare` drew contrast samples")),
         };

@@ -1,7 +1,7 @@
 //! The convolution that training runs on the CPU: libtorch's, with derivatives of our own (convolution.cpp) and a kernel for the
 //! gradient of a 3 x 3 weight, which libtorch computes at half the speed of the other two.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::c_char;
 
 use tch::Tensor;
 use torch_sys::C_tensor;
@@ -11,6 +11,7 @@ use super::lanes::{Avx2, Avx512};
 use super::lanes::{Instructions, LANES, Lanes, instructions};
 use super::layers::ConvShape;
 use super::parallel::{Shared, in_parallel, parts_of};
+use crate::cpp;
 
 unsafe extern "C" {
     fn mcl_convolution(
@@ -26,16 +27,12 @@ unsafe extern "C" {
 
 /// conv2d of `xs` and `weight` without bias. Can be differentiated any number of times.
 pub fn convolution(xs: &Tensor, weight: &Tensor, shape: ConvShape) -> Tensor {
-    let mut error = std::ptr::null_mut();
-    // SAFETY: both tensors live through the call; what comes back is a new tensor, or null with a message to be freed.
+    // SAFETY: both tensors live through the call, and the answer is ours.
     unsafe {
-        let ys = mcl_convolution(xs.as_ptr(), weight.as_ptr(), shape.stride, shape.padding, shape.dilation, shape.groups, &mut error);
-        if ys.is_null() {
-            let message = CStr::from_ptr(error).to_string_lossy().into_owned();
-            libc::free(error.cast());
-            panic!("convolution of {:?} with {:?}: {message}", xs.size(), weight.size()); // as tch's own calls do
-        }
-        Tensor::from_ptr(ys)
+        cpp::tensor(
+            || format!("convolution of {:?} with {:?}", xs.size(), weight.size()),
+            |error| mcl_convolution(xs.as_ptr(), weight.as_ptr(), shape.stride, shape.padding, shape.dilation, shape.groups, error),
+        )
     }
 }
 

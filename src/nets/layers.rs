@@ -9,6 +9,7 @@ use super::direct::{Direct, Then};
 use super::norm;
 use crate::device::Precision;
 use crate::params::{Init, Scope};
+use crate::ranks;
 
 /// A part of a network: one tensor in, one tensor out. Not tch's `ModuleT`, because a pass is more than train or eval (see `Pass`).
 pub trait Layer: Send {
@@ -194,6 +195,9 @@ impl BatchNorm {
             let _guard = tch::no_grad_guard();
             let _ = self.batches.shallow_clone().g_add_scalar_(1);
         }
+        if train && ranks::sync_norms() {
+            return then.after(self.over_ranks(xs));
+        }
         if train && pass.precision == Precision::F32 && norm::serves(xs) {
             let state = norm::State { weight: &self.weight, bias: &self.bias, mean: &self.mean, var: &self.var };
             let (residual, relu) = match then {
@@ -205,6 +209,30 @@ impl BatchNorm {
         }
         let (weight, bias, mean, var) = (Some(&self.weight), Some(&self.bias), Some(&self.mean), Some(&self.var));
         then.after(xs.batch_norm(weight, bias, mean, var, train, BN_MOMENTUM, BN_EPS, true))
+    }
+
+    /// Training with the statistics of all ranks' images (`train.sync_bn`): every rank's means and variances are gathered, and the
+    /// variance of the whole is the mean of the ranks' and of their means' squared distances.
+    fn over_ranks(&self, xs: &Tensor) -> Tensor {
+        let kind = xs.kind();
+        let xs = xs.to_kind(self.weight.kind());
+        let size = xs.size();
+        let others: Vec<i64> = (0..size.len() as i64).filter(|&d| d != 1).collect();
+        let by_channel = |t: &Tensor| t.view([&[1, -1], vec![1; size.len() - 2].as_slice()].concat().as_slice());
+        let own_mean = xs.mean_dim(others.as_slice(), false, None);
+        let own_var = (&xs - by_channel(&own_mean)).square().mean_dim(others.as_slice(), false, None);
+        let all = ranks::gather(&Tensor::stack(&[own_mean, own_var], 0).unsqueeze(0), 0); // [ranks, 2, C]
+        let (means, vars) = (all.select(1, 0), all.select(1, 1));
+        let mean = means.mean_dim(0i64, false, None);
+        let var = (vars + (means - &mean).square()).mean_dim(0i64, false, None);
+        tch::no_grad(|| {
+            let n = (ranks::count() * xs.numel()) as f64 / size[1] as f64;
+            let _ = self.mean.shallow_clone().g_mul_scalar_(1.0 - BN_MOMENTUM).g_add_(&(mean.detach() * BN_MOMENTUM));
+            let unbiased = var.detach() * (n / (n - 1.0).max(1.0));
+            let _ = self.var.shallow_clone().g_mul_scalar_(1.0 - BN_MOMENTUM).g_add_(&(unbiased * BN_MOMENTUM));
+        });
+        let scale = &self.weight * (var + BN_EPS).rsqrt();
+        ((xs - by_channel(&mean)) * by_channel(&scale) + by_channel(&self.bias)).to_kind(kind)
     }
 }
 

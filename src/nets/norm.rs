@@ -1,13 +1,14 @@
 //! BatchNorm in training on the CPU, with the residual sum and the ReLU that follow it: loops over maps in channels_last, and the calls
 //! that make an autograd function of them (norm.cpp). libtorch serves what these loops are not for.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::c_char;
 
 use tch::{Device, Kind, Tensor};
 use torch_sys::C_tensor;
 
 use super::lanes::{LANES, instructions};
 use super::parallel::{Shared, in_parallel, parts_of};
+use crate::cpp;
 
 unsafe extern "C" {
     #[allow(clippy::too_many_arguments)]
@@ -42,28 +43,14 @@ pub fn serves(xs: &Tensor) -> bool {
 
 /// ReLU(BN(xs) + residual), ReLU(BN(xs)) or BN(xs) with the statistics of the batch; the running ones move. Can be differentiated twice.
 pub fn train(xs: &Tensor, state: State, residual: Option<&Tensor>, relu: bool, momentum: f64, eps: f64) -> Tensor {
-    let mut error = std::ptr::null_mut();
-    // SAFETY: all tensors live through the call; what comes back is a new tensor, or null with a message to be freed.
-    unsafe {
-        let ys = mcl_norm_train(
-            xs.as_ptr(),
-            state.weight.as_ptr(),
-            state.bias.as_ptr(),
-            residual.map_or(std::ptr::null(), |r| r.as_ptr()),
-            state.mean.as_ptr(),
-            state.var.as_ptr(),
-            relu,
-            momentum,
-            eps,
-            &mut error,
-        );
-        if ys.is_null() {
-            let message = CStr::from_ptr(error).to_string_lossy().into_owned();
-            libc::free(error.cast());
-            panic!("BatchNorm of {:?}: {message}", xs.size()); // as tch's own calls do
-        }
-        Tensor::from_ptr(ys)
-    }
+    let call = |error| {
+        let residual = residual.map_or(std::ptr::null(), |r| r.as_ptr());
+        let (weight, bias, mean, var) = (state.weight.as_ptr(), state.bias.as_ptr(), state.mean.as_ptr(), state.var.as_ptr());
+        // SAFETY: all tensors live through the call.
+        unsafe { mcl_norm_train(xs.as_ptr(), weight, bias, residual, mean, var, relu, momentum, eps, error) }
+    };
+    // SAFETY: the answer is ours.
+    unsafe { cpp::tensor(|| format!("BatchNorm of {:?}", xs.size()), call) }
 }
 
 /// One number for each of `LANES` channels.

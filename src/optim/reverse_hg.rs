@@ -7,6 +7,7 @@ use tch::Tensor;
 use super::grads;
 use crate::error::Result;
 use crate::params::Params;
+use crate::ranks;
 
 /// How Hessian-vector products are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,7 +65,8 @@ pub type Objective<'a> = dyn FnMut(usize, Held) -> Result<Tensor> + 'a;
 const REACH: f64 = 0.02;
 
 /// d pi of objective(steps) after `steps` SGD steps of theta on objective(0), objective(1), ... (Eq. 16). Momentum and weight decay
-/// are differentiated through. Values of theta and its buffers move during the call; no graph outlives a move.
+/// are differentiated through. Values of theta and its buffers move during the call; no graph outlives a move. Over several ranks every
+/// gradient and every product is averaged, so that theta moves alike on all of them.
 pub fn hypergradient(theta: &Params, pi: &[Tensor], unroll: Unroll, objective: &mut Objective) -> Result<Vec<Tensor>> {
     let vars = theta.tensors();
     let start = theta.snapshot();
@@ -87,7 +89,7 @@ fn run(theta: &Params, vars: &[Tensor], pi: &[Tensor], unroll: Unroll, objective
     let mut velocity: Option<Vec<Tensor>> = None;
     let mut buffers = vec![];
     for k in 0..steps {
-        let gradient = grads(&objective(k, Held::Fresh)?, vars, false);
+        let gradient = ranks::mean(grads(&objective(k, Held::Fresh)?, vars, false));
         let _guard = tch::no_grad_guard();
         if k == 0 {
             buffers = theta.buffers.iter().map(|(_, t)| t.copy()).collect();
@@ -104,7 +106,7 @@ fn run(theta: &Params, vars: &[Tensor], pi: &[Tensor], unroll: Unroll, objective
         velocity = (momentum != 0.0).then_some(update);
     }
     // u and s: the adjoints of theta_k and of the velocity.
-    let mut u = grads(&objective(steps, Held::Fresh)?, vars, false);
+    let mut u = ranks::mean(grads(&objective(steps, Held::Fresh)?, vars, false));
     let mut s: Vec<Tensor> = u.iter().map(Tensor::zeros_like).collect();
     let mut dpi: Vec<Tensor> = pi.iter().map(Tensor::zeros_like).collect();
     for k in (0..steps).rev() {
@@ -146,7 +148,8 @@ fn exact(k: usize, vars: &[Tensor], pi: &[Tensor], c: &[Tensor], for_theta: bool
     }
     let dot = Tensor::stack(&dots, 0).sum(None);
     let inputs: Vec<Tensor> = pi.iter().chain(vars.iter().filter(|_| for_theta)).map(Tensor::shallow_clone).collect();
-    let mut both = grads(&dot, &inputs, false);
+    // <gradient, c> is linear in the gradient: the mean of the ranks' products is the product with the mean gradient.
+    let mut both = ranks::mean(grads(&dot, &inputs, false));
     let theta = both.split_off(pi.len());
     Ok(Products { pi: both, theta })
 }
@@ -174,7 +177,11 @@ fn difference(
         tch::no_grad(|| vars.iter().zip(at.iter().zip(c)).for_each(|(var, (at, c))| var.shallow_clone().copy_(&(at + c * eps))));
         let loss = objective(k, Held::Remembered)?;
         // An objective that pi does not enter, with nothing else asked for.
-        if !loss.requires_grad() { Ok(inputs.iter().map(Tensor::zeros_like).collect()) } else { Ok(grads(&loss, &inputs, false)) }
+        if !loss.requires_grad() {
+            Ok(inputs.iter().map(Tensor::zeros_like).collect())
+        } else {
+            Ok(ranks::mean(grads(&loss, &inputs, false)))
+        }
     };
     // Where only pi is asked for, theta is a constant: the passes need no backward through the networks and keep nothing for one.
     let track = |on: bool| vars.iter().filter(|_| !for_theta).for_each(|var| drop(var.set_requires_grad(on)));

@@ -7,6 +7,7 @@ use tch::{Device, Kind, Tensor};
 use crate::error::{Error, Result};
 use crate::losses::contrast::Recall;
 use crate::params::Named;
+use crate::ranks;
 use crate::rng;
 
 /// The share of the old vector that stays when an image is seen again.
@@ -155,13 +156,15 @@ impl MemoryBank {
         self.tables.iter().map(|table| table.index_select(0, &draw.columns.flatten(0, 1)).view([size[0], size[1], -1])).collect()
     }
 
-    /// Takes in the batch's last-layer embeddings, one [B, d] for each network.
+    /// Takes in the batch's last-layer embeddings, one [B, d] for each network; those of all ranks, so that their banks stay equal.
     pub fn update(&mut self, embeds: &[Tensor], labels: &Tensor, index: &Tensor) {
         let _guard = tch::no_grad_guard();
+        let (labels, index) = (ranks::gather(labels, 0), ranks::gather(index, 0));
+        let embeds: Vec<Tensor> = embeds.iter().map(|own| ranks::gather(own, 0)).collect();
         match &mut self.slots {
             Slots::Index { .. } => {
                 let index = index.to_device(self.tables[0].device());
-                for (table, fresh) in self.tables.iter_mut().zip(embeds) {
+                for (table, fresh) in self.tables.iter_mut().zip(&embeds) {
                     let mixed = table.index_select(0, &index) * MOMENTUM + fresh.detach() * (1.0 - MOMENTUM);
                     let _ = table.index_copy_(0, &index, &unit(&mixed));
                 }
@@ -172,7 +175,7 @@ impl MemoryBank {
                 let _ = held.index_copy_(0, &places, &labels.to_device(Device::Cpu)); // on the CPU: labels and places are drawn from there
                 next.copy_(&(&*next + count).remainder(length));
                 let places = places.to_device(self.tables[0].device());
-                for (table, fresh) in self.tables.iter_mut().zip(embeds) {
+                for (table, fresh) in self.tables.iter_mut().zip(&embeds) {
                     let _ = table.index_copy_(0, &places, &fresh.detach());
                 }
             }
