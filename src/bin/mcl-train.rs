@@ -1,5 +1,6 @@
 //! `mcl-train`: pre-trains a cohort from a recipe. Exit codes: 0 done, 1 the run failed, 2 the input is wrong, 75 stopped and saved.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -129,20 +130,25 @@ fn main() -> ExitCode {
 /// One message, whatever the number of ranks.
 fn fail(e: Error) -> ExitCode {
     let code = e.exit_code();
+    // In one piece: launchers weave the output of ranks together as it comes.
+    let say = |who: String| {
+        let _ = std::io::stderr().write_all(format!("mcl-train: {who}{e}\n").as_bytes());
+    };
     // Every rank knows of these: they leave together.
     if ranks::count() == 1 || matches!(e, Error::Interrupted(_) | Error::Diverged { .. }) {
         if ranks::leads() {
-            eprintln!("mcl-train: {e}");
+            say(String::new());
         }
         ranks::leave();
         return ExitCode::from(code as u8);
     }
     if ranks::leads() {
-        eprintln!("mcl-train: {e}");
+        say(String::new());
+        std::thread::sleep(Duration::from_millis(200)); // so that the message is through before the launcher's own
     } else {
         // What went wrong on every rank is rank 0's to say; what went wrong here alone is said here.
         std::thread::sleep(Duration::from_secs(3));
-        eprintln!("mcl-train: rank {}: {e}", ranks::rank());
+        say(format!("rank {}: ", ranks::rank()));
     }
     ranks::end_all(code)
 }
