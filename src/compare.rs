@@ -33,7 +33,7 @@ pub fn run(comparison: &Comparison) -> Result<(Table, Vec<String>)> {
     for (i, run) in plan.iter().enumerate() {
         let named = format!("{} seed {}", run.recipe.method_name(), run.recipe.train.seed);
         let place = format!("{} of {}: {named}", i + 1, plan.len());
-        if let Some(summary) = run.summary()? {
+        if let Some(summary) = run.summary("--out")? {
             eprintln!("compare: {place} is finished");
             finished.push((run, summary));
             continue;
@@ -44,7 +44,7 @@ pub fn run(comparison: &Comparison) -> Result<(Table, Vec<String>)> {
             return Err(interrupted(run));
         }
         match ended.code {
-            Some(0) => finished.extend(run.summary()?.map(|summary| (run, summary))),
+            Some(0) => finished.extend(run.summary("--out")?.map(|summary| (run, summary))),
             Some(75) | None => return Err(interrupted(run)),
             Some(code) => failed.push(format!("{named} (exit code {code}; see {})", run.out.display())),
         }

@@ -27,14 +27,14 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// How the run came out, if it is finished; refused where its folder holds a run of another recipe.
-    pub fn summary(&self) -> Result<Option<Summary>> {
+    /// How the run came out, if it is finished; refused where its folder holds a run of another recipe (`flag` chooses another folder).
+    pub fn summary(&self, flag: &str) -> Result<Option<Summary>> {
         let (asked, path) = (self.out.join(ASKED), self.out.join(train::SUMMARY));
         if asked.exists() {
             let before = std::fs::read_to_string(&asked).map_err(Error::open(&asked))?;
             if before != self.recipe.to_toml() {
                 return Err(Error::input(format!(
-                    "{} was begun with another recipe (compare it with {}); choose another --out",
+                    "{} was begun with another recipe (compare it with {}); choose another {flag}",
                     self.out.display(),
                     asked.display()
                 )));

@@ -167,7 +167,7 @@ fn what_is_finished_is_kept_and_what_is_stopped_goes_on() {
     let changed = RECIPE.replace("lr = 0.05", "lr = 0.02");
     std::fs::write(home.join("recipe.toml"), changed).unwrap();
     let other = evidence(home, &[]).output().unwrap();
-    support::assert_refused(&other, 1, &["was begun with another recipe"]);
+    support::assert_refused(&other, 1, &["was begun with another recipe", "choose another --runs"]);
 }
 
 #[test]

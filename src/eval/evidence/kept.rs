@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tch::{Kind, Tensor};
 
-use super::plan::Unit;
+use super::plan::{Unit, Work};
 use crate::error::{Error, Result};
 use crate::eval::report::{newest, protocol_of};
 use crate::eval::results::{self, Record};
@@ -97,7 +97,10 @@ pub struct Measure {
 
 impl Measure {
     pub fn shown(&self) -> String {
-        let protocol = self.protocol.split(',').next().unwrap_or_default();
+        let name = self.protocol.split(", ").next().unwrap_or_default();
+        // A shorter probe is said to be one.
+        let epochs = self.protocol.split(", ").find_map(|part| part.strip_prefix("epochs="));
+        let protocol = epochs.map_or(name.to_string(), |epochs| format!("{name}, {epochs} epochs"));
         let what = match (self.command.as_str(), self.variant.split_once('=')) {
             ("accuracy", _) => "own classifier".to_string(),
             ("linear-probe", _) => format!("linear probe ({protocol})"),
@@ -110,7 +113,7 @@ impl Measure {
 
     /// The name of a network's answers in the file of predictions.
     fn tensor(&self, peer: usize) -> String {
-        let parts = [&self.command, &self.dataset, &self.protocol.split(',').next().unwrap_or_default().to_string(), &self.variant];
+        let parts = [&self.command, &self.dataset, &self.protocol.split(", ").next().unwrap_or_default().to_string(), &self.variant];
         let parts: Vec<&str> = parts.into_iter().map(String::as_str).filter(|p| !p.is_empty()).collect();
         format!("{}/peer-{peer}", parts.join("/"))
     }
@@ -200,7 +203,7 @@ impl Kept {
         }
         write_predictions(&to.join("predictions.safetensors"), unit, &records)?;
         // Those of one run alone say little; the report draws them for all together.
-        if matches!(unit.work, super::plan::Work::Over(_)) {
+        if matches!(unit.work, Work::Over(_)) {
             made.figures = copy_figures(&records, &to)?;
         }
         let text = serde_json::to_string_pretty(&made).expect("plain values serialise") + "\n";

@@ -238,13 +238,13 @@ impl Maker<'_> {
             ..Made::default()
         };
         if let Work::Run { setting, seed, run } = &unit.work {
-            if run.summary()?.is_none() {
+            if run.summary("--runs")?.is_none() {
                 let ended = jobs::run(run.command(&self.train, &self.protocol, &self.flags)?, &self.stop)?;
                 progress.train_cpu_seconds += ended.cpu_seconds;
                 progress.write(&folder)?;
                 self.check(ended.code, "mcl-train run", &folder)?;
             }
-            let summary = run.summary()?.ok_or_else(|| Error::failed(format!("{} has no summary", folder.display())))?;
+            let summary = run.summary("--runs")?.ok_or_else(|| Error::failed(format!("{} has no summary", folder.display())))?;
             (made.setting, made.seed, made.train_seconds) = (setting.clone(), Some(*seed), summary.seconds.round());
             (made.steps, made.seconds_per_step, made.peak_mb) = (summary.steps, summary.seconds_per_step, summary.peak_mb);
             let known = environment(&folder)?;
