@@ -40,8 +40,11 @@ pub struct Pair {
 pub fn write(plan: &Plan, units: &[Unit], kept: &Kept, out: &Path) -> Result<Vec<String>> {
     let found = Found::new(plan, units, kept);
     let missing: Vec<String> = units.iter().filter(|u| !kept.has(u)).map(|u| u.name.clone()).collect();
-    let mut report =
-        Report { title: plan.title.clone(), about: format!("mcl {}. Accuracies in percent.", env!("CARGO_PKG_VERSION")), sections: vec![] };
+    let mut report = Report {
+        title: plan.title.clone(),
+        about: "Made by `make evidence` from results.csv and units/. Accuracies in percent.".into(),
+        sections: vec![],
+    };
     report.push(found.scale(&missing)?);
     if !found.rows.is_empty() {
         report.push(found.methods()?);
@@ -505,6 +508,8 @@ impl<'a> Found<'a> {
                 "cores",
                 "threads",
                 "side by side",
+                "seconds of training",
+                "seconds of measuring",
             ],
         );
         for unit in self.units.iter().filter(|u| self.kept.has(u)) {
@@ -524,6 +529,8 @@ impl<'a> Found<'a> {
                 Cell::text(of("cores")),
                 Cell::text(of("threads")),
                 Cell::Count(made.jobs as i64),
+                Cell::Score(made.train_seconds, 0),
+                Cell::Score(made.evaluate_seconds, 0),
             ]);
         }
         section.table(table);
