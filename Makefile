@@ -9,6 +9,8 @@ SET      ?=
 RESUME   ?=
 RANKS    ?=
 EXPORT   ?=
+PLAN     ?= protocols/evidence/plan.toml
+JOBS     ?= $(shell getconf _NPROCESSORS_ONLN)
 COCO     ?= $(if $(DATA),$(DATA),data)/coco
 ARGS     ?=
 PREFIX   ?= $(HOME)/.cargo
@@ -24,13 +26,14 @@ SMOKE   = $(BIN)/smoke
 DETECT_VENV ?= $(HOME)/.cache/mcl/detect
 
 .DEFAULT_GOAL := help
-.PHONY: help libtorch build pretrain test ranks check smoke bench detect install doctor clean
+.PHONY: help libtorch build pretrain test ranks check smoke bench evidence detect install doctor clean
 
 help: ## This list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 	@echo
 	@echo "pretrain takes PROTOCOL=file OUT=folder DATA=folder METHOD=name DEVICE=auto|cpu|cuda:N SET=\"a.b=v c.d=w\" RESUME=1 RANKS=n"
 	@echo "RANKS=n builds with MPI (FEATURES=mpi) and starts n processes with MPIRUN=mpirun"
+	@echo "evidence takes DATA=folder JOBS=units-side-by-side PLAN=file OUT=folder ARGS=--report-only"
 	@echo "detect takes EXPORT=folder COCO=folder OUT=folder ARGS=\"--limit 20 --set epochs=1\" DETECT_VENV=folder"
 	@echo "TORCH=cpu|cuda chooses the libtorch to bring; LIBTORCH=/path uses yours"
 
@@ -65,6 +68,9 @@ smoke: build ## Train, probe and report on synthetic data, under two minutes
 
 bench: libtorch ## Timings (compare them with the peers in one sitting, on a quiet machine)
 	$(CARGO) bench
+
+evidence: build ## Make what is missing of reports/evidence: runs, measurements, report (hours; stops and goes on at any point)
+	@$(BIN)/mcl-eval evidence $(PLAN) --threads 1 --jobs $(JOBS) --device $(DEVICE) $(if $(OUT),--out $(OUT)) $(if $(DATA),--data $(DATA)) $(ARGS)
 
 detect: $(DETECT_VENV)/ready ## Train Mask R-CNN on COCO from an exported backbone, measure mAP
 	@test -n "$(EXPORT)" || { echo "detect: EXPORT=folder is missing, for example runs/latest/export/peer-0/torchvision (mcl-eval export makes it)" >&2; exit 2; }

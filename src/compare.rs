@@ -1,23 +1,15 @@
-//! `mcl-train compare`: methods and seeds of one protocol, a run each, one after another in one folder, ending in one table. Every
-//! run is a process of its own, so that its peak memory is its own.
+//! `mcl-train compare`: methods and seeds of one protocol, a run each, one after another in one folder, ending in one table.
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
-use tch::{Device, Kind};
 
 use crate::error::{Error, Result};
 use crate::files;
-use crate::methods::{self, METHODS, Task};
-use crate::nets;
+use crate::jobs::{self, Planned};
+use crate::methods::{self, METHODS};
 use crate::recipe::Recipe;
 use crate::report::{Cell, Table, paper, table};
-use crate::train::{self, Summary};
-
-/// The recipe a run was asked for with, before the method filled in its defaults.
-const ASKED: &str = "asked.toml";
+use crate::train::Summary;
 
 /// What is compared, and how the runs are started.
 pub struct Comparison<'a> {
@@ -34,38 +26,27 @@ pub struct Comparison<'a> {
     pub stop: &'a AtomicBool,
 }
 
-/// One run of the comparison.
-struct Planned {
-    method: String,
-    sets: Vec<String>,
-    recipe: Recipe,
-    out: PathBuf,
-}
-
 /// Runs what is not finished, then tabulates: a row for each method and network it ships. Methods that failed are named last.
 pub fn run(comparison: &Comparison) -> Result<(Table, Vec<String>)> {
     let plan = plan(comparison)?;
     let (mut failed, mut finished) = (vec![], vec![]);
     for (i, run) in plan.iter().enumerate() {
-        let place = format!("{} of {}: {} seed {}", i + 1, plan.len(), run.method, run.recipe.train.seed);
-        if let Some(summary) = summary_of(run)? {
+        let named = format!("{} seed {}", run.recipe.method_name(), run.recipe.train.seed);
+        let place = format!("{} of {}: {named}", i + 1, plan.len());
+        if let Some(summary) = run.summary("--out")? {
             eprintln!("compare: {place} is finished");
             finished.push((run, summary));
             continue;
         }
         eprintln!("compare: {place}");
-        std::fs::create_dir_all(&run.out).map_err(Error::io("cannot make", &run.out))?;
-        files::write(&run.out.join(ASKED), run.recipe.to_toml().as_bytes())?;
-        let code = wait(start(comparison, run)?, comparison)?;
+        let ended = jobs::run(run.command(comparison.program, comparison.protocol, comparison.flags)?, comparison.stop)?;
         if comparison.stop.load(Ordering::Relaxed) {
             return Err(interrupted(run));
         }
-        match code {
-            Some(0) => finished.extend(summary_of(run)?.map(|summary| (run, summary))),
+        match ended.code {
+            Some(0) => finished.extend(run.summary("--out")?.map(|summary| (run, summary))),
             Some(75) | None => return Err(interrupted(run)),
-            Some(code) => {
-                failed.push(format!("{} seed {} (exit code {code}; see {})", run.method, run.recipe.train.seed, run.out.display()))
-            }
+            Some(code) => failed.push(format!("{named} (exit code {code}; see {})", run.out.display())),
         }
     }
     let table = tabulate(&plan[0].recipe, &finished)?;
@@ -89,106 +70,21 @@ fn plan(comparison: &Comparison) -> Result<Vec<Planned>> {
         let mut sets = comparison.sets.to_vec();
         sets.push(format!("method.name={method}"));
         let first = Recipe::read(comparison.protocol, &sets, &names)?;
-        accepts(&first)?;
+        jobs::accepts(&first)?;
         for k in 0..comparison.seeds {
             let seed = first.train.seed + k as u64;
             let mut sets = sets.clone();
             sets.push(format!("train.seed={seed}"));
             let recipe = Recipe::read(comparison.protocol, &sets, &names)?;
-            plan.push(Planned { method: method.clone(), sets, recipe, out: comparison.out.join(method).join(format!("seed-{seed}")) });
+            plan.push(Planned { sets, recipe, out: comparison.out.join(method).join(format!("seed-{seed}")) });
         }
     }
     Ok(plan)
 }
 
-/// Does the method take this cohort and these options? Asked with ten classes of two images: the data are opened by the run.
-fn accepts(recipe: &Recipe) -> Result<()> {
-    let archs = recipe.cohort.archs.iter().map(|name| nets::find(name)).collect::<Result<Vec<_>>>()?;
-    let labels: Vec<i64> = (0..20).map(|i| i % 10).collect();
-    let t = &recipe.train;
-    let task = Task {
-        archs: &archs,
-        classes: 10,
-        train_labels: &labels,
-        batch: t.batch,
-        rule: t.rule(),
-        label_smoothing: t.label_smoothing,
-        holdout: recipe.data.holdout,
-        epochs: t.epochs,
-        device: Device::Cpu,
-        kind: Kind::Float,
-        seed: t.seed,
-    };
-    (methods::find(recipe.method_name())?.build)(&task, recipe.method_options()).map(drop)
-}
-
-/// How a run came out, if it is finished; refused where its folder holds a run of another recipe.
-fn summary_of(run: &Planned) -> Result<Option<Summary>> {
-    let (asked, path) = (run.out.join(ASKED), run.out.join(train::SUMMARY));
-    if asked.exists() {
-        let before = std::fs::read_to_string(&asked).map_err(Error::open(&asked))?;
-        if before != run.recipe.to_toml() {
-            return Err(Error::input(format!(
-                "{} was begun with another recipe (compare it with {}); choose another --out",
-                run.out.display(),
-                asked.display()
-            )));
-        }
-    }
-    if !path.exists() {
-        return Ok(None);
-    }
-    let text = std::fs::read_to_string(&path).map_err(Error::open(&path))?;
-    serde_json::from_str(&text).map(Some).map_err(|e| Error::file(&path, format!("is no summary of a run: {e}")))
-}
-
 fn interrupted(run: &Planned) -> Error {
     Error::Interrupted(format!("stopped in {}; the same command goes on with it", run.out.display()))
 }
-
-fn start(comparison: &Comparison, run: &Planned) -> Result<Child> {
-    let mut command = Command::new(comparison.program);
-    command.arg("run").arg(comparison.protocol).arg("--out").arg(&run.out).arg("--resume").args(comparison.flags);
-    for set in &run.sets {
-        command.args(["--set", set]);
-    }
-    // What a run prints at its end is for a run alone: here the table is the end.
-    command.stdout(Stdio::null());
-    die_with_parent(&mut command);
-    command.spawn().map_err(Error::io("cannot start", comparison.program))
-}
-
-/// Its exit code; none where a signal ended it.
-fn wait(mut child: Child, comparison: &Comparison) -> Result<Option<i32>> {
-    let mut told = false;
-    loop {
-        if let Some(status) = child.try_wait().map_err(Error::io("cannot wait for", comparison.program))? {
-            return Ok(status.code());
-        }
-        if !told && comparison.stop.load(Ordering::Relaxed) {
-            // SAFETY: the child has not been waited for, so the number is still its own.
-            unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGTERM) };
-            told = true;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
-/// A run whose comparison was killed saves and stops too, so that the next call finds its folder free.
-#[cfg(target_os = "linux")]
-fn die_with_parent(command: &mut Command) {
-    use std::os::unix::process::CommandExt;
-    // SAFETY: prctl may be called between fork and exec.
-    unsafe {
-        command.pre_exec(|| {
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
-            Ok(())
-        });
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn die_with_parent(_: &mut Command) {}
 
 /// Mean and standard deviation over seeds, by method and network.
 fn tabulate(recipe: &Recipe, runs: &[(&Planned, Summary)]) -> Result<Table> {
@@ -202,12 +98,12 @@ fn tabulate(recipe: &Recipe, runs: &[(&Planned, Summary)]) -> Result<Table> {
     for (run, summary) in runs {
         for (m, network) in summary.networks.iter().enumerate() {
             let name = format!("{m}: {}", network.arch);
-            add(&run.method, name.clone(), "last", network.last);
-            add(&run.method, name.clone(), "best", network.best_test.0);
-            add(&run.method, name.clone(), "seconds", summary.seconds_per_step);
-            add(&run.method, name.clone(), "memory", summary.peak_mb);
+            add(run.recipe.method_name(), name.clone(), "last", network.last);
+            add(run.recipe.method_name(), name.clone(), "best", network.best_test.0);
+            add(run.recipe.method_name(), name.clone(), "seconds", summary.seconds_per_step);
+            add(run.recipe.method_name(), name.clone(), "memory", summary.peak_mb);
             if let Some((held, _)) = network.by_holdout {
-                add(&run.method, name, "held", held);
+                add(run.recipe.method_name(), name, "held", held);
             }
         }
     }

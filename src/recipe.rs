@@ -173,10 +173,7 @@ impl Recipe {
     }
 
     pub fn parse(text: &str, origin: &str, sets: &[String], methods: &[&str]) -> Result<Recipe> {
-        let mut table: Table = text.parse().map_err(|e: toml::de::Error| {
-            let line = e.span().map_or(String::new(), |span| format!(", line {}", text[..span.start].matches('\n').count() + 1));
-            Error::input(format!("recipe {origin}{line}: {}", e.message()))
-        })?;
+        let mut table = read_table(text, origin)?;
         // The file alone first, so that a fault is blamed on the right place.
         Recipe::from_table(table.clone(), methods).map_err(|e| Error::input(format!("recipe {origin}: {e}")))?;
         for set in sets {
@@ -207,17 +204,7 @@ impl Recipe {
         if !methods.contains(&name.as_str()) {
             return Err(format!("[method] unknown method `{name}`; known: {}", methods.join(", ")));
         }
-        // Options under [method.NAME] count for that method and are dropped for the others.
-        for other in methods {
-            if let Some(Value::Table(own)) = method.get(*other).cloned() {
-                method.remove(*other);
-                if *other == name {
-                    for (key, value) in own {
-                        method.entry(key).or_insert(value);
-                    }
-                }
-            }
-        }
+        keep_own_options(&mut method, &name, methods);
         Ok(Recipe {
             data: section(&mut table, "data")?,
             cohort: section(&mut table, "cohort")?,
@@ -292,26 +279,15 @@ impl Recipe {
         toml::to_string(&self.table()).expect("a table of plain values serialises")
     }
 
-    fn flat(&self) -> BTreeMap<String, String> {
-        fn walk(prefix: &str, value: &Value, out: &mut BTreeMap<String, String>) {
-            match value {
-                Value::Table(table) => {
-                    table.iter().for_each(|(k, v)| walk(&format!("{prefix}{}{k}", if prefix.is_empty() { "" } else { "." }), v, out))
-                }
-                other => {
-                    out.insert(prefix.to_string(), other.to_string());
-                }
-            }
-        }
-        let mut out = BTreeMap::new();
-        walk("", &Value::Table(self.table()), &mut out);
-        out
+    /// Every key with its value, `train.lr` to `0.1`.
+    pub fn flat(&self) -> BTreeMap<String, String> {
+        flat(self.table())
     }
 
     /// A hash of everything that decides the numbers: epochs too, save not.
     pub fn hash(&self) -> String {
         let mut hash = Sha256::new();
-        for (key, value) in self.flat().iter().filter(|(key, _)| !key.starts_with("save.")) {
+        for (key, value) in self.flat().iter().filter(|(key, _)| decides(key)) {
             hash.update(format!("{key}={value}\n"));
         }
         format!("{:x}", hash.finalize())[..16].to_string()
@@ -338,6 +314,59 @@ impl Recipe {
             differences.join("; ")
         )))
     }
+}
+
+/// What a recipe's text and overrides say about the numbers of a run, defaults left out: a key that recipes get later changes nothing here.
+pub fn asked(text: &str, origin: &str, sets: &[String], methods: &[&str]) -> Result<BTreeMap<String, String>> {
+    let name = Recipe::parse(text, origin, sets, methods)?.method_name().to_string();
+    let mut table = read_table(text, origin)?;
+    sets.iter().try_for_each(|set| apply(&mut table, set))?;
+    if let Some(Value::Table(method)) = table.get_mut("method") {
+        keep_own_options(method, &name, methods);
+    }
+    Ok(flat(table).into_iter().filter(|(key, _)| decides(key)).collect())
+}
+
+/// Does a key decide the numbers of a run?
+fn decides(key: &str) -> bool {
+    !key.starts_with("save.")
+}
+
+fn read_table(text: &str, origin: &str) -> Result<Table> {
+    text.parse().map_err(|e: toml::de::Error| {
+        let line = e.span().map_or(String::new(), |span| format!(", line {}", text[..span.start].matches('\n').count() + 1));
+        Error::input(format!("recipe {origin}{line}: {}", e.message()))
+    })
+}
+
+/// Options under [method.NAME] count for that method and are dropped for the others.
+fn keep_own_options(method: &mut Table, name: &str, methods: &[&str]) {
+    for other in methods {
+        if let Some(Value::Table(own)) = method.get(*other).cloned() {
+            method.remove(*other);
+            if *other == name {
+                for (key, value) in own {
+                    method.entry(key).or_insert(value);
+                }
+            }
+        }
+    }
+}
+
+fn flat(table: Table) -> BTreeMap<String, String> {
+    fn walk(prefix: &str, value: &Value, out: &mut BTreeMap<String, String>) {
+        match value {
+            Value::Table(table) => {
+                table.iter().for_each(|(k, v)| walk(&format!("{prefix}{}{k}", if prefix.is_empty() { "" } else { "." }), v, out))
+            }
+            other => {
+                out.insert(prefix.to_string(), other.to_string());
+            }
+        }
+    }
+    let mut out = BTreeMap::new();
+    walk("", &Value::Table(table), &mut out);
+    out
 }
 
 /// `a.b=value`: the value is TOML, or a string where it is not.

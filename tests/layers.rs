@@ -50,7 +50,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "weights",
         ],
     ),
-    ("compare", &["error", "files", "methods", "nets", "optim", "recipe", "report", "train"]),
+    ("jobs", &["error", "files", "methods", "nets", "optim", "recipe", "train"]),
+    ("compare", &["error", "files", "jobs", "methods", "optim", "recipe", "report", "train"]),
     ("eval", &["*"]),
 ];
 

@@ -1,4 +1,5 @@
-//! `mcl-eval`: looks at what was trained. Exit codes: 0 done, 1 it failed, 2 the input is wrong.
+//! `mcl-eval`: looks at what was trained. Exit codes: 0 done, 1 it failed, 2 the input is wrong, 75 stopped
+//! (`evidence`: the same command goes on).
 
 use std::path::PathBuf;
 use std::process::ExitCode;

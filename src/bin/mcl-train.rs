@@ -13,7 +13,7 @@ use mcl::device::{self, DeviceChoice};
 use mcl::error::{Error, Result};
 use mcl::recipe::Recipe;
 use mcl::train::{self, Job, Summary};
-use mcl::{listing, methods, ranks};
+use mcl::{jobs, listing, methods, ranks};
 
 #[derive(Parser)]
 #[command(
@@ -190,7 +190,7 @@ fn run(args: RunArgs) -> Result<()> {
         PathBuf::from("runs").join(format!("{stem}-{}-{stamp}", recipe.method_name()))
     });
     let stop = Arc::new(AtomicBool::new(false));
-    watch_signals(&stop)?;
+    jobs::watch_signals(&stop)?;
     ranks::watch(Duration::from_secs_f64(args.rank_timeout), &stop);
     let threads = device::set_threads(args.threads);
     let job = Job {
@@ -219,7 +219,7 @@ fn compare(args: CompareArgs) -> Result<()> {
         )));
     }
     let stop = Arc::new(AtomicBool::new(false));
-    watch_signals(&stop)?;
+    jobs::watch_signals(&stop)?;
     let stem = args.protocol.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let out = args.out.unwrap_or_else(|| PathBuf::from("runs").join(format!("compare-{stem}")));
     let mut flags = vec!["--device".to_string(), args.device, "--threads".into(), args.threads.to_string()];
@@ -244,17 +244,6 @@ fn compare(args: CompareArgs) -> Result<()> {
     println!("\nTest top-1 (%), mean ± standard deviation over seeds; also in {}\n", out.join("comparison.md").display());
     print!("{}", table.plain());
     if failed.is_empty() { Ok(()) } else { Err(Error::failed(format!("failed: {}", failed.join("; ")))) }
-}
-
-/// Ctrl-C, SIGTERM and SIGUSR1 (Slurm's warning) ask for a stop at the next step; a second Ctrl-C ends at once with 130.
-fn watch_signals(stop: &Arc<AtomicBool>) -> Result<()> {
-    use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
-    let failed = |e: std::io::Error| Error::failed(format!("cannot watch for signals: {e}"));
-    signal_hook::flag::register_conditional_shutdown(SIGINT, 130, stop.clone()).map_err(failed)?;
-    for signal in [SIGINT, SIGTERM, SIGUSR1] {
-        signal_hook::flag::register(signal, stop.clone()).map_err(failed)?;
-    }
-    Ok(())
 }
 
 fn print_summary(summary: &Summary) {

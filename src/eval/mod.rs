@@ -1,5 +1,5 @@
 //! What `mcl-eval` does, one file a command. Measurements: linear_probe, accuracy, knn, few_shot, tsne, cohort, compare; `report` gathers
-//! them, `export` hands networks on. What they share: subject (the networks), cache (their features), protocol (how), score and stats (how good), results (the rows).
+//! them, `evidence` makes a whole experiment of them, `export` hands networks on. What they share: subject (the networks), cache (their features), protocol (how), score and stats (how good), results (the rows).
 
 pub mod accuracy;
 pub mod cache;
@@ -9,6 +9,7 @@ pub mod data;
 pub mod doctor;
 pub mod embed;
 pub mod embedding;
+pub mod evidence;
 pub mod export;
 pub mod features;
 pub mod few_shot;
@@ -95,6 +96,8 @@ pub enum Command {
     Export(export::Args),
     #[command(about = report::ABOUT)]
     Report(report::Args),
+    #[command(about = evidence::ABOUT)]
+    Evidence(evidence::Args),
 }
 
 impl Command {
@@ -109,6 +112,7 @@ impl Command {
             Command::Cohort(args) => cohort::run(args, common),
             Command::Export(args) => export::run(args, common),
             Command::Report(args) => report::run(args, common),
+            Command::Evidence(args) => evidence::run(args, common),
         }
     }
 }

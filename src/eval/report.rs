@@ -282,7 +282,7 @@ fn pretraining(runs: &[Run]) -> Section {
 
 /// The protocol a record followed: its name, and the keys that differ from what ships under its kind, e.g. `paper, epochs=2`. Keys that
 /// only say how many measurements were made do not count.
-fn protocol_of(r: &Record) -> String {
+pub fn protocol_of(r: &Record) -> String {
     let kind = r.options["kind"].as_str().unwrap_or_default();
     let shipped = Protocol::read(kind, &[kind], &[]).map(|p| p.json()).unwrap_or_default();
     let changed = |(key, value): (&String, &Value)| {
@@ -294,7 +294,7 @@ fn protocol_of(r: &Record) -> String {
 }
 
 /// Of measurements that were made more than once with the same weights, settings and seed, the last.
-fn newest<'a>(records: &[&'a Record]) -> Vec<&'a Record> {
+pub fn newest<'a>(records: &[&'a Record]) -> Vec<&'a Record> {
     let key = |r: &Record| {
         let of_run = (r.command.clone(), r.run.clone(), r.subject.clone(), r.weights_hash.clone(), r.seed, r.image_size);
         (of_run, r.dataset.clone(), protocol_of(r), r.variant.clone(), r.metric.clone(), r.detail["a_weights"].to_string())
@@ -491,7 +491,7 @@ fn few_shot(records: &[&Record]) -> Result<Section> {
     Ok(section)
 }
 
-fn by_epoch(name: String, values: &[f64]) -> Series {
+pub fn by_epoch(name: String, values: &[f64]) -> Series {
     Series { name, points: values.iter().enumerate().map(|(i, v)| ((i + 1) as f64, *v)).collect(), band: vec![] }
 }
 

@@ -87,8 +87,9 @@ impl Score {
         100.0 * self.predicted.iter().zip(&other.predicted).filter(|(a, b)| a == b).count() as f64 / self.predicted.len().max(1) as f64
     }
 
-    /// For the `detail` of a record.
+    /// For the `detail` of a record. Labels and answers image by image: what is compared later need not be measured again.
     pub fn detail(&self, class_names: &[String]) -> Value {
-        json!({ "classes": class_names, "per_class": self.per_class(), "confusion": self.confusion() })
+        json!({ "classes": class_names, "per_class": self.per_class(), "confusion": self.confusion(), "labels": self.labels,
+            "predicted": self.predicted })
     }
 }

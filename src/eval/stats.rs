@@ -39,6 +39,32 @@ pub fn bootstrap(right: u64, count: u64, resamples: usize, rng: &mut Rng) -> (f6
     central((0..resamples.max(1)).map(|_| binomial(n, p, rng) as f64 / n as f64).collect())
 }
 
+/// The 95 % percentile bootstrap interval of the mean of `values`. Equal values are drawn together: there are few different ones, and how
+/// often each comes up in a resample is multinomial.
+pub fn bootstrap_mean(values: &[f64], resamples: usize, rng: &mut Rng) -> (f64, f64) {
+    let mut counts: Vec<(f64, u64)> = vec![];
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    for value in sorted {
+        match counts.last_mut() {
+            Some((last, count)) if *last == value => *count += 1,
+            _ => counts.push((value, 1)),
+        }
+    }
+    let n = values.len() as u64;
+    let mut draw = || {
+        let (mut left, mut images, mut sum) = (n, n, 0.0);
+        for &(value, count) in &counts {
+            let drawn = if images > 0 { binomial(left, count as f64 / images as f64, rng) } else { 0 };
+            sum += value * drawn as f64;
+            left -= drawn;
+            images -= count;
+        }
+        sum / n as f64
+    };
+    central((0..resamples.max(1)).map(|_| draw()).collect())
+}
+
 /// Two classifiers on the same images: how often only the first, only the second was right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pairs {

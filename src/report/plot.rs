@@ -338,6 +338,79 @@ fn heat_colour(part: f64) -> String {
     format!("#{:02x}{:02x}{:02x}", mix(0), mix(1), mix(2))
 }
 
+/// A value with a thick and a thin interval, of two kinds.
+#[derive(Debug, Clone, Copy)]
+pub struct Whisker {
+    pub value: f64,
+    pub thick: Option<(f64, f64)>,
+    pub thin: Option<(f64, f64)>,
+}
+
+/// Values with their intervals, in rows that share an axis; zero is marked.
+pub struct Whiskers<'a> {
+    pub title: &'a str,
+    pub x: &'a str,
+    /// A colour each.
+    pub series: &'a [String],
+    /// A name, and the value of each series; none where there is none.
+    pub rows: &'a [(String, Vec<Option<Whisker>>)],
+}
+
+impl Whiskers<'_> {
+    pub fn draw(&self) -> String {
+        let (width, left, right, top, each) = (760.0, 260.0, 16.0, 34.0, 11.0);
+        let height = |row: &(String, Vec<Option<Whisker>>)| 12.0 + each * row.1.len() as f64;
+        let plot: f64 = self.rows.iter().map(height).sum();
+        let ends =
+            |w: &Whisker| [Some((w.value, w.value)), w.thick, w.thin].into_iter().flatten().flat_map(|(a, b)| [a, b]).collect::<Vec<_>>();
+        let all: Vec<f64> =
+            self.rows.iter().flat_map(|r| r.1.iter().flatten().flat_map(ends)).chain([0.0]).filter(|v| v.is_finite()).collect();
+        let (x0, x1) = range(&all, 0.04);
+        let px = |x: f64| left + (x - x0) / (x1 - x0) * (width - left - right);
+        let mut c = Canvas::new(width, top + plot + 66.0);
+        c.styled(10.0, 20.0, 14.0, Anchor::Start, self.title, r##"class="ink" fill="#1f2328" font-weight="bold""##);
+        for x in ticks(x0, x1, 8) {
+            c.line(px(x), top, px(x), top + plot);
+            c.text(px(x), top + plot + 16.0, 11.0, Anchor::Middle, &label(x));
+        }
+        let _ = writeln!(c.body, r##"<path d="M{x:.1} {top:.1}V{:.1}" stroke="#7f7f9f" stroke-width="1.5"/>"##, top + plot, x = px(0.0));
+        let mut y = top;
+        for row in self.rows {
+            c.text(left - 10.0, y + height(row) / 2.0 + 4.0, 11.0, Anchor::End, &row.0);
+            for (i, whisker) in row.1.iter().enumerate() {
+                let at = y + 6.0 + each * (i as f64 + 0.5);
+                let Some(w) = whisker else { continue };
+                for (interval, stroke) in [(w.thin, 1.2), (w.thick, 3.5)] {
+                    if let Some((low, high)) = interval {
+                        let _ = writeln!(
+                            c.body,
+                            r#"<path d="M{:.1} {at:.1}H{:.1}" stroke="{}" stroke-width="{stroke}"/>"#,
+                            px(low),
+                            px(high),
+                            colour(i)
+                        );
+                    }
+                }
+                let _ = writeln!(
+                    c.body,
+                    r#"<circle cx="{:.1}" cy="{at:.1}" r="4" fill="{}"><title>{:+.2}</title></circle>"#,
+                    px(w.value),
+                    colour(i),
+                    w.value
+                );
+            }
+            y += height(row);
+        }
+        c.text((left + width - right) / 2.0, top + plot + 34.0, 12.0, Anchor::Middle, self.x);
+        for (i, name) in self.series.iter().enumerate() {
+            let (lx, ly) = (left + i as f64 * 160.0, top + plot + 56.0);
+            let _ = writeln!(c.body, r#"<circle cx="{lx:.1}" cy="{:.1}" r="4" fill="{}"/>"#, ly - 4.0, colour(i));
+            c.text(lx + 9.0, ly, 11.0, Anchor::Start, &cut(name, 24));
+        }
+        c.finish(self.title)
+    }
+}
+
 /// One map of a `Points` figure.
 pub struct Panel {
     pub title: String,

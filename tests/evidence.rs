@@ -1,0 +1,227 @@
+//! `mcl-eval evidence`: what is finished is not made again, on this machine or from what is kept alone; what is killed goes on; the
+//! tables come from what is kept; and the numbers in the README are those of reports/evidence.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use mcl::eval::evidence::report::Found;
+use mcl::eval::evidence::{Kept, Plan};
+use support::{EVAL, text};
+
+const RECIPE: &str = r#"
+[data]
+name = "synthetic"
+fraction = 0.05
+image_size = 16
+[cohort]
+archs = ["resnet8", "resnet8"]
+[train]
+batch = 16
+epochs = 2
+lr = 0.05
+[method]
+name = "baseline"
+"#;
+
+const PLAN: &str = r#"
+title = "Small"
+about = "Synthetic images."
+recipe = "recipe.toml"
+evaluate = [
+  "accuracy",
+  "linear-probe --peer all --dataset synthetic --protocol lbfgs --set cs=[0.1,1.0] --set max_iterations=20",
+]
+[[group]]
+title = "Methods"
+seeds = [1, 2]
+against = ["baseline"]
+setting = [{ name = "baseline", set = [] }, { name = "dml", set = ["method.name=dml"] }]
+[[group]]
+title = "Changes"
+seeds = [1]
+against = ["dml"]
+setting = [{ name = "warm", set = ["method.name=dml", "method.temperature=2.0"] }]
+[[together]]
+name = "map"
+settings = ["baseline", "dml"]
+seed = 1
+evaluate = "tsne --peer 0 --dataset synthetic --set samples=60 --set iterations=60 --set perplexity=5.0"
+"#;
+
+fn prepared() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("recipe.toml"), RECIPE).unwrap();
+    std::fs::write(folder.path().join("plan.toml"), PLAN).unwrap();
+    folder
+}
+
+fn evidence(home: &Path, more: &[&str]) -> Command {
+    let mut command = Command::new(EVAL);
+    command.current_dir(home).env("MCL_CACHE", home.join("cache")).env_remove("MCL_DATA");
+    command.args(["evidence", "plan.toml", "--out", "kept", "--runs", "runs", "--threads", "1", "--device", "cpu"]).args(more);
+    command
+}
+
+fn begun(output: &Output) -> usize {
+    String::from_utf8_lossy(&output.stderr).lines().filter(|l| l.ends_with(": begun")).count()
+}
+
+fn rows(home: &Path) -> Vec<csv::StringRecord> {
+    let path = home.join("kept/results.csv");
+    if !path.exists() {
+        return vec![];
+    }
+    csv::Reader::from_path(path).unwrap().records().map(|r| r.unwrap()).collect()
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().map(|e| e.unwrap()) {
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+/// All files below a folder with their bytes.
+fn content(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let mut found = vec![];
+    for entry in std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()) {
+        if entry.is_dir() {
+            found.extend(content(&entry));
+        } else {
+            found.push((entry.clone(), std::fs::read(&entry).unwrap()));
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn what_is_finished_is_kept_and_what_is_stopped_goes_on() {
+    let folder = prepared();
+    let home = folder.path();
+    // Stopped as soon as something is kept: the units under way are told to save.
+    let mut child = evidence(home, &["--jobs", "2"]).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(300);
+    while rows(home).is_empty() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // SAFETY: the child has not been waited for.
+    unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGTERM) };
+    assert_eq!(child.wait().unwrap().code(), Some(75));
+    let units = |rows: &[csv::StringRecord]| rows.iter().map(|r| r[0].to_string()).collect::<std::collections::BTreeSet<_>>();
+    let before = units(&rows(home));
+    assert!(!before.is_empty() && before.len() < 6, "{before:?}");
+
+    let output = evidence(home, &["--jobs", "2"]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(begun(&output), 6 - before.len(), "{}", text(&output));
+    let all = rows(home);
+    let wanted = ["baseline-seed1", "baseline-seed2", "dml-seed1", "dml-seed2", "map", "warm-seed1"];
+    assert_eq!(units(&all).into_iter().collect::<Vec<_>>(), wanted);
+    // Two networks and their ensemble, two probes.
+    assert_eq!(all.iter().filter(|r| &r[0] == "dml-seed2").count(), 5, "{all:?}");
+    for unit in wanted.iter().filter(|u| **u != "map") {
+        for file in ["recipe.toml", "metrics.csv", "predictions.safetensors", "unit.json"] {
+            assert!(home.join("kept/units").join(unit).join(file).exists(), "{unit}/{file}");
+        }
+    }
+    // Nothing that says where it was made.
+    let place = home.display().to_string();
+    for (path, bytes) in content(&home.join("kept")) {
+        assert!(!String::from_utf8_lossy(&bytes).contains(&place), "{} holds a path", path.display());
+    }
+
+    // Again: nothing is made, and every byte stays.
+    let first = content(&home.join("kept"));
+    let again = evidence(home, &[]).output().unwrap();
+    assert!(again.status.success() && begun(&again) == 0, "{}", text(&again));
+    assert_eq!(first, content(&home.join("kept")));
+
+    // A fresh clone has neither runs nor data, only what is kept.
+    let clone = prepared();
+    copy(&home.join("kept"), &clone.path().join("kept"));
+    let there = evidence(clone.path(), &["--data", "nowhere"]).output().unwrap();
+    assert!(there.status.success() && begun(&there) == 0, "{}", text(&there));
+    assert!(!clone.path().join("runs").exists());
+    let report = |at: &Path| std::fs::read_to_string(at.join("kept/report.md")).unwrap();
+    assert_eq!(report(home), report(clone.path()));
+
+    // The tables are those of the rows.
+    let mean = |unit: &str| {
+        let own: Vec<f64> =
+            all.iter().filter(|r| &r[0] == unit && &r[5] == "accuracy" && !r[4].is_empty()).map(|r| r[10].parse().unwrap()).collect();
+        own.iter().sum::<f64>() / own.len() as f64
+    };
+    let difference = (mean("dml-seed1") - mean("baseline-seed1") + mean("dml-seed2") - mean("baseline-seed2")) / 2.0;
+    assert!(report(home).contains(&format!("{difference:+.2} [")), "{difference}: {}", report(home));
+
+    // Another recipe means other units, and a run folder of the old one is not gone on with.
+    let changed = RECIPE.replace("lr = 0.05", "lr = 0.02");
+    std::fs::write(home.join("recipe.toml"), changed).unwrap();
+    let other = evidence(home, &[]).output().unwrap();
+    support::assert_refused(&other, 1, &["was begun with another recipe", "choose another --runs"]);
+}
+
+#[test]
+fn refusals_come_before_the_first_run() {
+    let refused = |change: (&str, &str), parts: &[&str]| {
+        let folder = prepared();
+        let plan = PLAN.replace(change.0, change.1);
+        assert_ne!(plan, PLAN);
+        std::fs::write(folder.path().join("plan.toml"), plan).unwrap();
+        support::assert_refused(&evidence(folder.path(), &[]).output().unwrap(), 2, parts);
+        assert!(!folder.path().join("runs").exists());
+    };
+    refused(("against = [\"dml\"]", "against = [\"dmx\"]"), &["compared with `dmx`", "known there: baseline, dml"]);
+    refused(("\"accuracy\"", "\"acuracy\""), &["acuracy"]);
+    refused(("--set cs=[0.1,1.0]", "--set cs=[]"), &["cs = []"]);
+    refused(("method.temperature=2.0", "method.heat=2.0"), &["heat"]);
+    refused(("name = \"warm\"", "name = \"dml\""), &["two settings are called `dml`"]);
+}
+
+fn committed() -> (Plan, Vec<mcl::eval::evidence::Unit>, Kept) {
+    let path = Path::new("protocols/evidence/plan.toml");
+    let plan = Plan::read(path).unwrap();
+    let units = plan.units(path, Path::new("runs/evidence")).unwrap();
+    (plan, units, Kept::read(Path::new("reports/evidence")).unwrap())
+}
+
+/// The table in the README is the one that results.csv gives.
+#[test]
+fn the_readme_shows_the_numbers_of_the_report() {
+    let (plan, units, kept) = committed();
+    let table = Found::new(&plan, &units, &kept).main_table().unwrap().markdown();
+    assert!(table.lines().count() > 2, "no finished units in reports/evidence");
+    for file in ["README.md", "reports/evidence/report.md"] {
+        let shown = std::fs::read_to_string(file).unwrap();
+        assert!(shown.contains(&table), "{file} should hold this table:\n{table}");
+    }
+}
+
+/// A default that changed since would make `make evidence` mean something else than what is kept.
+#[test]
+fn kept_recipes_are_what_the_plan_still_asks_for() {
+    use mcl::eval::evidence::Work;
+    let (_, units, kept) = committed();
+    for unit in units.iter().filter(|u| kept.has(u)) {
+        let Work::Run { run, .. } = &unit.work else { continue };
+        let path = kept.unit_folder(&unit.name).join("recipe.toml");
+        let names: Vec<&str> = mcl::methods::METHODS.iter().map(|m| m.name).collect();
+        let then = mcl::recipe::Recipe::read(&path, &[], &names).unwrap().flat();
+        let text = std::fs::read_to_string(&path).unwrap();
+        for (key, value) in run.recipe.flat() {
+            // A key that recipes got later is not in the file.
+            if text.contains(&format!("{} = ", key.rsplit('.').next().unwrap())) {
+                assert_eq!(then.get(&key), Some(&value), "{}: {key}", unit.name);
+            }
+        }
+    }
+}
