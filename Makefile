@@ -70,7 +70,7 @@ bench: libtorch ## Timings (compare them with the peers in one sitting, on a qui
 	$(CARGO) bench
 
 evidence: build ## Make what is missing of reports/evidence: runs, measurements, report (hours; stops and goes on at any point)
-	@$(BIN)/mcl-eval evidence $(PLAN) --threads 1 --jobs $(JOBS) --device $(DEVICE) $(if $(OUT),--out $(OUT)) $(if $(DATA),--data $(DATA)) $(ARGS)
+	@$(BIN)/mcl-eval evidence $(PLAN) --threads 1 --jobs $(JOBS) --device $(DEVICE) $(if $(OUT),--out $(OUT),--readme README.md) $(if $(DATA),--data $(DATA)) $(ARGS)
 
 detect: $(DETECT_VENV)/ready ## Train Mask R-CNN on COCO from an exported backbone, measure mAP
 	@test -n "$(EXPORT)" || { echo "detect: EXPORT=folder is missing, for example runs/latest/export/peer-0/torchvision (mcl-eval export makes it)" >&2; exit 2; }

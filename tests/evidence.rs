@@ -154,6 +154,17 @@ fn what_is_finished_is_kept_and_what_is_stopped_goes_on() {
     let report = |at: &Path| std::fs::read_to_string(at.join("kept/report.md")).unwrap();
     assert_eq!(report(home), report(clone.path()));
 
+    // The main table goes where it is asked for.
+    let shown = home.join("shown.md");
+    std::fs::write(&shown, "a\n<!-- evidence -->\nold\n<!-- /evidence -->\nb\n").unwrap();
+    let output = evidence(home, &["--report-only", "--readme", "shown.md"]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let table = std::fs::read_to_string(&shown).unwrap();
+    assert!(
+        table.starts_with("a\n<!-- evidence -->\n\n| top-1") && table.ends_with("|\n\n<!-- /evidence -->\nb\n") && !table.contains("old"),
+        "{table}"
+    );
+
     // The tables are those of the rows.
     let mean = |unit: &str| {
         let own: Vec<f64> =

@@ -358,7 +358,9 @@ pub struct Whiskers<'a> {
 
 impl Whiskers<'_> {
     pub fn draw(&self) -> String {
-        let (width, left, right, top, each) = (760.0, 260.0, 16.0, 34.0, 11.0);
+        let letters = self.rows.iter().map(|r| r.0.chars().count()).max().unwrap_or(0);
+        let (left, right, top, each) = (letters as f64 * 6.6 + 20.0, 16.0, 34.0, 11.0);
+        let width = left + 500.0;
         let height = |row: &(String, Vec<Option<Whisker>>)| 12.0 + each * row.1.len() as f64;
         let plot: f64 = self.rows.iter().map(height).sum();
         let ends =

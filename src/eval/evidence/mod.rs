@@ -41,6 +41,9 @@ pub struct Args {
     /// Make nothing, write the report from what is kept
     #[arg(long)]
     pub report_only: bool,
+    /// Markdown that shows the main table too: the lines between `<!-- evidence -->` and `<!-- /evidence -->` are replaced
+    #[arg(long, value_name = "FILE")]
+    pub readme: Option<PathBuf>,
 }
 
 pub fn run(args: &Args, common: &Common) -> Result<()> {
@@ -54,6 +57,9 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
     // What is finished is reported even when something failed or a stop was asked for.
     let kept = Kept::read(&args.out)?;
     let missing = report::write(&plan, &units, &kept, &args.out)?;
+    if let Some(file) = &args.readme {
+        show(file, &report::Found::new(&plan, &units, &kept).main_table()?.markdown())?;
+    }
     if common.json {
         let finished: Vec<&str> = units.iter().filter(|u| kept.has(u)).map(|u| u.name.as_str()).collect();
         common.print_json(&serde_json::json!({ "folder": args.out, "finished": finished, "missing": missing }));
@@ -64,6 +70,17 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
         }
     }
     made
+}
+
+/// Puts the table between its marks.
+fn show(file: &Path, table: &str) -> Result<()> {
+    const MARKS: [&str; 2] = ["<!-- evidence -->\n", "<!-- /evidence -->"];
+    let text = std::fs::read_to_string(file).map_err(Error::open(file))?;
+    let place = text.split_once(MARKS[0]).and_then(|(before, rest)| Some((before, rest.split_once(MARKS[1])?.1)));
+    let (before, after) =
+        place.ok_or_else(|| Error::file(file, format!("has no lines {} and {} for the table", MARKS[0].trim(), MARKS[1])))?;
+    let new = format!("{before}{}\n{table}\n{}{after}", MARKS[0], MARKS[1]);
+    if new == text { Ok(()) } else { files::write(file, new.as_bytes()) }
 }
 
 /// How far a unit has come; kept in its run folder.
