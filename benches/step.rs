@@ -104,7 +104,11 @@ fn now(args: &Args) -> f64 {
 }
 
 /// Median seconds of `f` after one warm-up call.
-fn timed(args: &Args, iters: usize, mut f: impl FnMut() -> mcl::error::Result<()>) -> mcl::error::Result<f64> {
+fn timed(args: &Args, iters: usize, f: impl FnMut() -> mcl::error::Result<()>) -> mcl::error::Result<f64> {
+    all_times(args, iters, f).map(median)
+}
+
+fn all_times(args: &Args, iters: usize, mut f: impl FnMut() -> mcl::error::Result<()>) -> mcl::error::Result<Vec<f64>> {
     f()?;
     let mut seconds = vec![];
     for _ in 0..iters {
@@ -112,7 +116,7 @@ fn timed(args: &Args, iters: usize, mut f: impl FnMut() -> mcl::error::Result<()
         f()?;
         seconds.push(now(args) - start);
     }
-    Ok(median(seconds))
+    Ok(seconds)
 }
 
 /// Heads, lambda, gates and all terms, forward and backward, on given features.
@@ -144,9 +148,13 @@ fn main() -> mcl::error::Result<()> {
     let round = |s: f64| (s * 1e4).round() / 1e4;
 
     let mut l_mcl = engine(&args, arch, "l_mcl", "hvp = \"exact\"")?;
-    let plain = timed(&args, args.iters, || l_mcl.step(batch, clock(1, false), None).map(drop))?;
+    let times = all_times(&args, args.iters, || l_mcl.step(batch, clock(1, false), None).map(drop))?;
+    let mean = times.iter().sum::<f64>() / times.len() as f64;
+    let plain = median(times);
     line["plain_s"] = json!(round(plain));
     if args.only.is_some() {
+        // A run logs the mean of its steps: on a busy machine it is well above the median.
+        line["plain_mean_s"] = json!(round(mean));
         line["peak_mb"] = json!(mcl::memory::peak_mb());
         if args.only == Some(Only::Losses) {
             let part = losses(&args, &mut l_mcl, &batch[0])?;
