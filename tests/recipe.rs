@@ -59,7 +59,7 @@ fn faults_name_the_file_the_place_and_what_is_accepted() {
         ("[train]\nbatch = 0", "batch"),
         ("[train]\nepochs = 5\nwarmup = 5", "warmup"),
         ("[cohort]\narchs = []", "archs"),
-        ("[train]\nsync_bn = true", "sync_bn"),
+        ("[train]\nlr_for_batch = 0", "lr_for_batch"),
         ("[train]\nprecision = \"f8\"", "f8"),
     ] {
         let error = parse(text, &[]).unwrap_err();
@@ -109,4 +109,12 @@ fn shipped_recipes_are_valid() {
         count += 1;
     }
     assert!(count >= 30, "{count} recipes");
+}
+
+#[test]
+fn the_rate_follows_the_batch_only_where_it_is_asked_to() {
+    let rate = |text: &str| parse(text, &[]).unwrap().train.rate();
+    assert_eq!(rate("[train]\nlr = 0.1\nbatch = 1024"), 0.1);
+    // Goyal et al. 2017: 0.1 for 256 images is 0.8 for 2048.
+    assert_eq!(rate("[train]\nlr = 0.1\nlr_for_batch = 256\nbatch = 1024\naccumulate = 2"), 0.8);
 }
