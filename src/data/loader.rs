@@ -19,7 +19,7 @@ const AHEAD: usize = 2;
 
 /// The batches of one epoch in order. Each depends on nothing but (seed, epoch, its place in the epoch), so a loader may start anywhere.
 pub struct Loader {
-    batches: Option<Receiver<Result<Batch>>>,
+    batches: Option<Receiver<Result<Made>>>,
     thread: Option<JoinHandle<()>>,
     left: usize,
 }
@@ -76,7 +76,7 @@ impl Iterator for Loader {
         let batch = batch.unwrap_or_else(|_| Err(Error::failed("the thread that makes batches has died")));
         // After a fault there is nothing more to come.
         self.left = if batch.is_ok() { self.left - 1 } else { 0 };
-        Some(batch)
+        Some(batch.map(Made::batch))
     }
 }
 
@@ -87,6 +87,25 @@ impl Drop for Loader {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join(); // a panic of the thread was reported by `next`
         }
+    }
+}
+
+/// A batch before it becomes tensors, which the thread that trains does. Were they made here, libtorch would start OpenMP workers for this
+/// thread too; OpenMP then counts more threads than cores, and those of the networks no longer wait awake for their next piece of work:
+/// a step takes about a tenth longer.
+struct Made {
+    views: Vec<Vec<f32>>,
+    /// [images, height, width, channels]
+    shape: [i64; 4],
+    labels: Vec<i64>,
+    index: Vec<i64>,
+    noise: u64,
+}
+
+impl Made {
+    fn batch(self) -> Batch {
+        let views = self.views.iter().map(|view| Tensor::from_slice(view).view(self.shape).permute([0, 3, 1, 2])).collect();
+        Batch { views, labels: Tensor::from_slice(&self.labels), index: Tensor::from_slice(&self.index), noise: self.noise }
     }
 }
 
@@ -102,21 +121,20 @@ struct Maker {
 }
 
 impl Maker {
-    fn batch(&self, at: u64, indices: &[u32]) -> Result<Batch> {
+    fn batch(&self, at: u64, indices: &[u32]) -> Result<Made> {
         let part = if self.shared { ranks::part(indices.len()) } else { 0..indices.len() };
         let side = self.transform.size as i64;
         let shape = [part.len() as i64, side, side, 3];
-        let floats = self.floats(at, indices, part.clone())?;
+        let views = self.floats(at, indices, part.clone())?;
         let indices = &indices[part];
-        let views: Vec<Tensor> = floats.iter().map(|view| Tensor::from_slice(view).view(shape).permute([0, 3, 1, 2])).collect();
-        let labels: Vec<i64> = indices.iter().map(|&i| self.split.labels[i as usize]).collect();
-        let index: Vec<i64> = indices.iter().map(|&i| i64::from(i)).collect();
+        let labels = indices.iter().map(|&i| self.split.labels[i as usize]).collect();
+        let index = indices.iter().map(|&i| i64::from(i)).collect();
         let mut noise = rng::stream(self.seed, "noise", &[self.epoch, at]).next_u64();
         // What is dropped or drawn for one rank's images is not what is dropped for another's.
         if self.shared && !ranks::leads() {
             noise = rng::derive(noise, "rank", ranks::rank() as u64);
         }
-        Ok(Batch { views, labels: Tensor::from_slice(&labels), index: Tensor::from_slice(&index), noise })
+        Ok(Made { views, shape, labels, index, noise })
     }
 
     /// The pixels of every view of the images in `part`, [part, size, size, 3].
