@@ -172,6 +172,8 @@ fn main() -> mcl::error::Result<()> {
         let mut engine = engine(&args, arch, "l_mcl", &format!("hvp = \"{hvp}\""))?;
         let meta = timed(&args, args.meta_iters, || engine.step(batch, clock(1, true), None).map(drop))? - plain;
         line["meta_s"] = json!(round(meta));
+        // The heap is not what it was before the meta step: most of a run's plain steps are like these.
+        line["plain_after_meta_s"] = json!(round(timed(&args, args.iters, || engine.step(batch, clock(1, false), None).map(drop))?));
         line["amortised_s"] = json!(round(plain + meta / EVERY));
         line["baseline_s"] = json!(round(baseline));
         line["hvp"] = json!(hvp);
