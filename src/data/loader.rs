@@ -90,9 +90,9 @@ impl Drop for Loader {
     }
 }
 
-/// A batch before it becomes tensors, which the thread that trains does. Were they made here, libtorch would start OpenMP workers for this
-/// thread too; OpenMP then counts more threads than cores, and those of the networks no longer wait awake for their next piece of work:
-/// a step takes about a tenth longer.
+/// A batch before it becomes tensors, which is left to the thread that trains. Were they made here, libtorch would start OpenMP workers for
+/// this thread too; OpenMP then counts more threads than cores and lets those of the networks sleep between any two pieces of work. A step
+/// of two ResNet-32 on two cores took 3.2 s that way and takes 2.5 s (medians of three interleaved pairs).
 struct Made {
     views: Vec<Vec<f32>>,
     /// [images, height, width, channels]

@@ -352,6 +352,8 @@ pub struct Whiskers<'a> {
     pub x: &'a str,
     /// A colour each.
     pub series: &'a [String],
+    /// The number of the first one's colour: what other figures show beside these keeps its own.
+    pub first_colour: usize,
     /// A name, and the value of each series; none where there is none.
     pub rows: &'a [(String, Vec<Option<Whisker>>)],
 }
@@ -389,7 +391,7 @@ impl Whiskers<'_> {
                             r#"<path d="M{:.1} {at:.1}H{:.1}" stroke="{}" stroke-width="{stroke}"/>"#,
                             px(low),
                             px(high),
-                            colour(i)
+                            colour(self.first_colour + i)
                         );
                     }
                 }
@@ -397,7 +399,7 @@ impl Whiskers<'_> {
                     c.body,
                     r#"<circle cx="{:.1}" cy="{at:.1}" r="4" fill="{}"><title>{:+.2}</title></circle>"#,
                     px(w.value),
-                    colour(i),
+                    colour(self.first_colour + i),
                     w.value
                 );
             }
@@ -406,7 +408,7 @@ impl Whiskers<'_> {
         c.text((left + width - right) / 2.0, top + plot + 34.0, 12.0, Anchor::Middle, self.x);
         for (i, name) in self.series.iter().enumerate() {
             let (lx, ly) = (left + i as f64 * 160.0, top + plot + 56.0);
-            let _ = writeln!(c.body, r#"<circle cx="{lx:.1}" cy="{:.1}" r="4" fill="{}"/>"#, ly - 4.0, colour(i));
+            let _ = writeln!(c.body, r#"<circle cx="{lx:.1}" cy="{:.1}" r="4" fill="{}"/>"#, ly - 4.0, colour(self.first_colour + i));
             c.text(lx + 9.0, ly, 11.0, Anchor::Start, &cut(name, 24));
         }
         c.finish(self.title)

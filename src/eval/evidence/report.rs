@@ -50,10 +50,10 @@ pub fn write(plan: &Plan, units: &[Unit], kept: &Kept, out: &Path) -> Result<Vec
         report.push(found.methods()?);
         report.push(notes(out)?);
         report.push(found.beside_the_paper()?);
-        for group in &plan.groups[1..] {
-            report.push(found.ablations(group)?);
+        for (number, group) in plan.groups.iter().enumerate().skip(1) {
+            report.push(found.ablations(group, number)?);
         }
-        report.push(found.curves()?);
+        report.push(found.training()?);
         report.push(found.cohorts()?);
         report.push(found.pictures()?);
         report.push(found.cost()?);
@@ -233,7 +233,8 @@ impl<'a> Found<'a> {
             })
             .collect();
         let title = format!("Gain over {first}");
-        let svg = Whiskers { title: &title, x: "points of top-1 accuracy", series: &series, rows: &rows }.draw();
+        // The first setting has the first colour in the curves.
+        let svg = Whiskers { title: &title, x: "points of top-1 accuracy", series: &series, first_colour: 1, rows: &rows }.draw();
         Figure::new("gains", "Paired by seed. Thick: 95 % interval over test images; thin: 95 % interval over seeds (Student's t).", svg)
     }
 
@@ -281,13 +282,15 @@ impl<'a> Found<'a> {
         Ok(section)
     }
 
-    fn ablations(&self, group: &Group) -> Result<Section> {
+    /// Any group but the first; `number` is its place in the plan.
+    fn ablations(&self, group: &Group, number: usize) -> Result<Section> {
         let mut section = Section::new(&group.title);
         let measures = self.measures();
         let titles: Vec<String> = measures.iter().map(Measure::shown).collect();
         let columns: Vec<&str> = std::iter::once("setting").chain(titles.iter().map(String::as_str)).collect();
         let mut table = Table::new("", &columns);
-        for name in group.against.iter().chain(group.settings.iter().map(|s| &s.name)) {
+        let own = group.settings.iter().map(|s| &s.name).filter(|name| !group.against.contains(name));
+        for name in group.against.iter().chain(own) {
             let value = |m: &Measure| {
                 let own: Vec<f64> = self.values(name, m).iter().filter(|(s, _)| group.seeds.contains(s)).map(|v| v.1).collect();
                 if own.is_empty() { Cell::Empty } else { Cell::Score(stats::mean_std(&own).0, 2) }
@@ -302,6 +305,7 @@ impl<'a> Found<'a> {
             return Ok(section);
         }
         section.table(table);
+        section.figures(self.curves(group, &format!("training-{number}"))?.into_iter().collect());
         section.table(pair_table("Paired differences", &pairs));
         let seeds: Vec<String> = group.seeds.iter().map(u64::to_string).collect();
         section.text(format!(
@@ -346,13 +350,27 @@ impl<'a> Found<'a> {
     }
 
     /// Test accuracy by epoch, and the weights the meta-network gave to pairs of layers.
-    fn curves(&self) -> Result<Section> {
+    fn training(&self) -> Result<Section> {
         let mut section = Section::new("Training");
+        let group = &self.plan.groups[0];
+        section.figures(self.curves(group, "training")?.into_iter().collect());
+        for setting in &group.settings {
+            if let Some((_, unit)) = self.runs(&setting.name).first() {
+                let run = self.run(unit)?;
+                section.figures(lambda_figures(&run).into_iter().chain(gate_figure(&run)).collect());
+            }
+        }
+        Ok(section)
+    }
+
+    /// Test accuracy of a group's settings by epoch.
+    fn curves(&self, group: &Group, name: &str) -> Result<Option<Figure>> {
         let mut series = vec![];
-        let mut figures = vec![];
-        for setting in &self.plan.groups[0].settings {
+        for setting in &group.settings {
             let runs = self.runs(&setting.name).into_iter().map(|(_, unit)| self.run(unit)).collect::<Result<Vec<_>>>()?;
-            let Some(first) = runs.first() else { continue };
+            if runs.is_empty() {
+                continue;
+            }
             let curve = |run: &Run| -> Vec<f64> {
                 let columns: Vec<Vec<f64>> = (0..run.archs.len()).map(|m| run.column(&format!("test.peer{m}.top1"))).collect();
                 (0..run.metrics.len()).map(|e| columns.iter().map(|c| c[e]).sum::<f64>() / columns.len() as f64).collect()
@@ -363,18 +381,16 @@ impl<'a> Found<'a> {
             let mean: Vec<f64> = (0..epochs).map(|e| at(e).sum::<f64>() / curves.len() as f64).collect();
             let band = (0..epochs).map(|e| (at(e).fold(f64::INFINITY, f64::min), at(e).fold(f64::NEG_INFINITY, f64::max))).collect();
             series.push(Series { band, ..by_epoch(setting.name.clone(), &mean) });
-            figures.extend(lambda_figures(first).into_iter().chain(gate_figure(first)));
         }
-        if !series.is_empty() {
-            let svg = Lines { title: "Test accuracy while training", x: "epoch", y: "top-1 (%)", series: &series, dots: false }.draw();
-            section.figures(vec![Figure::new(
-                "training",
-                "Mean over networks and seeds; the band is from the lowest to the highest seed.",
-                svg,
-            )]);
+        if series.is_empty() {
+            return Ok(None);
         }
-        section.figures(figures);
-        Ok(section)
+        let svg = Lines { title: "Test accuracy while training", x: "epoch", y: "top-1 (%)", series: &series, dots: false }.draw();
+        let caption = match group.seeds.len() {
+            1 => "Mean over the networks of a run.",
+            _ => "Mean over networks and seeds; the band is from the lowest to the highest seed.",
+        };
+        Ok(Some(Figure::new(name, caption, svg)))
     }
 
     /// What the networks of a cohort have become to each other.
@@ -488,7 +504,7 @@ impl<'a> Found<'a> {
             ]);
         }
         section.table(table);
-        section.text(format!("Means over units. By the clock, a unit shares the machine with those beside it; processor minutes do not depend on that. All units together: {:.1} processor hours.", all / 3600.0));
+        section.text(format!("Means over units. By the clock, a unit shares the machine with those beside it; processor minutes do not depend on that, but lack those of a sitting that was killed. All units together: {:.1} processor hours.", all / 3600.0));
         Ok(section)
     }
 
