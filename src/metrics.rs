@@ -69,7 +69,7 @@ pub struct Accuracy {
 }
 
 impl Accuracy {
-    /// `scores` [B, C], `labels` [B].
+    /// `scores` [B, C], `labels` `[B]`.
     pub fn add(&mut self, scores: &Tensor, labels: &Tensor) {
         let k = scores.size()[1].min(5);
         let (_, best) = scores.topk(k, 1, true, true);

@@ -168,7 +168,7 @@ impl Engine {
     /// Everything a step computed becomes the mean over ranks, in one go. Returns what is wrong with this rank's own terms, if anything.
     fn over_ranks(
         &self,
-        gradient: &mut Vec<Tensor>,
+        gradient: &mut [Tensor],
         apart: &mut [Vec<Tensor>],
         rows: &mut [Term],
         notes: &mut [(String, Tensor)],

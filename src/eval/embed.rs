@@ -25,7 +25,7 @@ pub struct EmbedArgs {
     /// Weights: safetensors, or a PyTorch state dict (.pt, .pth)
     #[arg(long)]
     pub weights: PathBuf,
-    /// A safetensors file with `images` (f32 [N,3,H,W], normalised), or a folder of images, with all folders in it
+    /// A safetensors file with `images` (`f32 [N,3,H,W]`, normalised), or a folder of images, with all folders in it
     #[arg(long)]
     pub images: PathBuf,
     /// The safetensors file to write: `features`, `logits`, `stage.1`...; for a folder of images a .csv beside it names the rows

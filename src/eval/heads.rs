@@ -33,7 +33,7 @@ impl Heads {
         Heads { weight, bias, velocity, lrs, rates, classes, momentum, weight_decay }
     }
 
-    /// One step of SGD with momentum, as torch does it, on the mean cross-entropy of a batch `x` [B, D], `y` [B]; every rate times `factor`.
+    /// One step of SGD with momentum, as torch does it, on the mean cross-entropy of a batch `x` `[B, D]`, `y` `[B]`; every rate times `factor`.
     pub fn step(&mut self, x: &Tensor, y: &Tensor, factor: f64) {
         let _guard = tch::no_grad_guard();
         let (b, dim) = (x.size()[0], x.size()[1]);

@@ -22,7 +22,7 @@ pub struct Options {
     pub max_iterations: usize,
 }
 
-/// A linear classifier: `weight` [C, D], `bias` [C], f64.
+/// A linear classifier: `weight` `[C, D]`, `bias` `[C]`, f64.
 pub struct Classifier {
     pub weight: Tensor,
     pub bias: Tensor,
@@ -54,7 +54,7 @@ const MAX_SCORES: i64 = 16_000_000;
 /// Products of one pass over the rows below which one thread does it all.
 const ALONE: i64 = 8_000_000;
 
-/// Fits `x` [N, D] with labels `y` [N] in 0 .. classes. The products are computed in the precision of `x`, and in f64 from where f32 can
+/// Fits `x` `[N, D]` with labels `y` `[N]` in 0 .. classes. The products are computed in the precision of `x`, and in f64 from where f32 can
 /// tell no better from worse; everything else in f64. `start` continues from a neighbouring fit (a path over C).
 pub fn fit(x: &Tensor, y: &Tensor, classes: i64, options: Options, start: Option<&Classifier>) -> Result<Fitted> {
     let _guard = tch::no_grad_guard();

@@ -19,7 +19,7 @@ pub struct Score {
 }
 
 impl Score {
-    /// `scores` [N, C], `labels` [N].
+    /// `scores` `[N, C]`, `labels` `[N]`.
     pub fn new(scores: &Tensor, labels: &[i64]) -> Score {
         let (count, classes) = (scores.size()[0] as usize, scores.size()[1] as usize);
         assert_eq!(count, labels.len(), "a label for each row");

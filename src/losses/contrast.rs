@@ -31,7 +31,7 @@ pub struct Contrast {
 
 impl Contrast {
     /// Batch mining: the others of the batch are the contrast samples, those of the anchor's class its positives. A class that
-    /// occurs once would divide by zero: callers refuse it. `labels` [B]; `kind` that of the embeddings.
+    /// occurs once would divide by zero: callers refuse it. `labels` `[B]`; `kind` that of the embeddings.
     pub fn in_batch(labels: &Tensor, tau: f64, kind: Kind) -> Contrast {
         let own = Tensor::eye(labels.size()[0], (Kind::Bool, labels.device()));
         let mates = labels.unsqueeze(1).eq_tensor(&labels.unsqueeze(0)).logical_and(&own.logical_not()).to_kind(kind);

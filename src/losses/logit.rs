@@ -2,7 +2,7 @@
 
 use tch::{Reduction, Tensor};
 
-/// L_ce of one classifier, mean over rows. `logits` [B, C]; `targets` class indices [B] or probabilities [B, C].
+/// L_ce of one classifier, mean over rows. `logits` [B, C]; `targets` class indices `[B]` or probabilities [B, C].
 pub fn ce(logits: &Tensor, targets: &Tensor) -> Tensor {
     logits.cross_entropy_loss::<Tensor>(targets, None, Reduction::Mean, -100, 0.0)
 }
@@ -44,7 +44,7 @@ pub fn kl_through(teacher: &Tensor, student: &Tensor, temperature: f64) -> Tenso
     (p.exp() * (&p - q)).sum_dim_intlist(-1i64, false, None).mean(None) * temperature.powi(2)
 }
 
-/// What network m learns from its peers: the mean over the others n of KL(sg[z_n] -> z_m). M x [B, C].
+/// What network m learns from its peers: the mean over the others n of `KL(sg[z_n] -> z_m)`. M x [B, C].
 pub fn mutual(logits: &[&Tensor], m: usize, temperature: f64) -> Tensor {
     let others = logits.iter().enumerate().filter(|(n, _)| *n != m);
     let sum = others.map(|(_, z)| kl(z, logits[m], temperature)).reduce(|sum, row| sum + row).expect("a peer to learn from");

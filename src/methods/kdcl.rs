@@ -80,7 +80,7 @@ fn uniform(count: i64) -> Tensor {
     Tensor::full([count], 1.0 / count as f64, (Kind::Double, Device::Cpu)) // on the CPU: M numbers
 }
 
-/// The logits of the network with the lowest cross-entropy, the first of equals. `logits` [M, B, C], `labels` [B] -> [B, C].
+/// The logits of the network with the lowest cross-entropy, the first of equals. `logits` [M, B, C], `labels` `[B]` -> [B, C].
 pub fn naive(logits: &Tensor, labels: &Tensor) -> Tensor {
     let labels = labels.unsqueeze(0).unsqueeze(-1).expand([logits.size()[0], -1, -1], false);
     let truth = logits.log_softmax(-1, None).gather(-1, &labels, false).squeeze_dim(-1); // [M, B]
@@ -97,7 +97,7 @@ pub fn minlogit(logits: &Tensor, labels: &Tensor) -> Tensor {
 }
 
 /// The weights on the simplex with the lowest cross-entropy of the mixed logits over the batch: a convex problem, 50 steps of
-/// projected gradient. [M, B, C] -> [M].
+/// projected gradient. [M, B, C] -> `[M]`.
 pub fn linear(logits: &Tensor, labels: &Tensor) -> Tensor {
     let _guard = tch::no_grad_guard();
     let (count, size) = (logits.size()[0], logits.size());

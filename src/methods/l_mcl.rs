@@ -581,7 +581,7 @@ impl LMcl {
         Ok(gradient)
     }
 
-    /// lambda of each ordered pair of embeddings: (a, b, la, lb) and [B].
+    /// lambda of each ordered pair of embeddings: (a, b, la, lb) and `[B]`.
     pub fn lambdas(&self, outs: &[Outputs]) -> Vec<((usize, usize, usize, usize), Tensor)> {
         let _guard = tch::no_grad_guard();
         let lambda = self.lambda(&self.embed(outs), &self.meta_feats(outs));

@@ -39,15 +39,15 @@ pub struct Arch {
     pub classifier: &'static str,
     /// What the released classes call the same variables.
     pub released: Released,
-    /// phi^[l], the l-th stage (from 0): map -> map. The first one takes images.
+    /// `phi^[l]`, the l-th stage (from 0): map -> map. The first one takes images.
     pub stage: fn(&Scope, usize) -> Box<dyn Layer>,
     /// From the last stage's map to the map that is pooled, [B, dim, h, w].
     pub neck: fn(&Scope) -> Box<dyn Layer>,
-    /// r^[l], from the map of stage l < L - 1 to a map that is pooled, [B, dim, h, w].
+    /// `r^[l]`, from the map of stage l < L - 1 to a map that is pooled, [B, dim, h, w].
     pub branch: fn(&Scope, usize) -> Box<dyn Layer>,
     /// g, the classifier on a pooled feature: (scope, dim, classes).
     pub head: fn(Scope, i64, i64) -> Linear,
-    /// g^[l], the classifiers of the branches.
+    /// `g^[l]`, the classifiers of the branches.
     pub branch_head: fn(Scope, i64, i64) -> Linear,
     /// The same network, without branches, as TorchScript modules.
     pub script: fn(&script::Place) -> script::Tree,
@@ -129,7 +129,7 @@ pub struct Network {
     pub classifier: Linear,
 }
 
-/// One auxiliary branch: r^[l] and g^[l].
+/// One auxiliary branch: `r^[l]` and `g^[l]`.
 pub struct Branch {
     pub body: Box<dyn Layer>,
     pub classifier: Linear,
@@ -141,9 +141,9 @@ pub struct Outputs {
     pub maps: Vec<Tensor>,
     /// The last map before pooling, [B, D, h, w].
     pub pre_pool: Tensor,
-    /// F^[l], [B, D].
+    /// `F^[l]`, [B, D].
     pub feats: Vec<Tensor>,
-    /// z^[l], [B, C].
+    /// `z^[l]`, [B, C].
     pub logits: Vec<Tensor>,
 }
 

@@ -73,7 +73,7 @@ pub struct Unit {
 
 pub enum Work {
     /// A pre-training run, then its measurements.
-    Run { setting: String, seed: u64, run: Planned },
+    Run { setting: String, seed: u64, run: Box<Planned> },
     /// A measurement over the runs of these units.
     Over(Vec<String>),
 }
@@ -153,7 +153,7 @@ impl Plan {
                     let run = Planned { sets, recipe, out: runs.join(&name) };
                     units.push(Unit {
                         hash: hash(&lines),
-                        work: Work::Run { setting: setting.name.clone(), seed, run },
+                        work: Work::Run { setting: setting.name.clone(), seed, run: Box::new(run) },
                         evaluate: self.evaluate.clone(),
                         name,
                     });

@@ -32,7 +32,7 @@ enum Slots {
 pub struct Draw {
     /// Places in the tables, [B, K'].
     columns: Tensor,
-    /// 0 for anchors the queue has no positive or no negative for, else 1. [B].
+    /// 0 for anchors the queue has no positive or no negative for, else 1. `[B]`.
     pub usable: Option<Tensor>,
 }
 
@@ -102,7 +102,7 @@ impl MemoryBank {
         Ok(MemoryBank { tables: tables.collect(), slots, recall: ground.recall, negatives: ground.negatives })
     }
 
-    /// Draws the contrast samples of a batch: positives, then negatives of other classes with replacement. `labels`, `index`: [B].
+    /// Draws the contrast samples of a batch: positives, then negatives of other classes with replacement. `labels`, `index`: `[B]`.
     pub fn draw(&self, labels: &Tensor, index: &Tensor, rng: &mut rng::Rng) -> Result<Draw> {
         let (labels, index) = (numbers(labels)?, numbers(index)?);
         let mut columns: Vec<i64> = Vec::with_capacity(labels.len() * (self.negatives + 2));
