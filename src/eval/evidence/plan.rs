@@ -127,7 +127,7 @@ impl Plan {
                 .map_err(|e| format!("`{line}`: {}", e.to_string().lines().next().unwrap_or_default().trim_start_matches("error: ")))?;
             // A protocol that is refused should not be found out after an hour of training.
             if let Command::LinearProbe(a) = &parsed.command {
-                linear_probe::protocol(&a.protocol, &a.sets, a.image_size, &a.seeds).map_err(|e| format!("`{line}`: {e}"))?;
+                linear_probe::protocol(&a.protocol, &a.how, &a.seeds).map_err(|e| format!("`{line}`: {e}"))?;
             }
         }
         Ok(())
