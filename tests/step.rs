@@ -6,10 +6,10 @@ use mcl::data::Batch;
 use mcl::device::Precision;
 use mcl::error::Error;
 use mcl::methods::Clock;
-use mcl::nets::LossScale;
+use mcl::nets::{self, LossScale};
 use mcl::step::Engine;
 use support::{batch_of, engine_of};
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 fn engine(method: &str, options: &str) -> Engine {
     engine_of(&["resnet8", "resnet8"], method, options)
