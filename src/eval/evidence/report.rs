@@ -312,8 +312,7 @@ impl<'a> Found<'a> {
         let titles: Vec<String> = measures.iter().map(Measure::shown).collect();
         let columns: Vec<&str> = std::iter::once("setting").chain(titles.iter().map(String::as_str)).collect();
         let mut table = Table::new("", &columns);
-        let own = group.settings.iter().map(|s| &s.name).filter(|name| !group.against.contains(name));
-        for name in group.against.iter().chain(own) {
+        for name in group.shown() {
             let value = |m: &Measure| {
                 let own: Vec<f64> = self.values(name, m).iter().filter(|(s, _)| group.seeds.contains(s)).map(|v| v.1).collect();
                 if own.is_empty() { Cell::Empty } else { Cell::Score(stats::mean_std(&own).0, 2) }
@@ -409,8 +408,9 @@ impl<'a> Found<'a> {
 
     fn draw(&self, group: &Group, name: &str, curves: &Curves) -> Result<Option<Figure>> {
         let mut series = vec![];
-        for setting in &group.settings {
-            let runs = self.runs(&setting.name).into_iter().map(|(_, unit)| self.run(unit)).collect::<Result<Vec<_>>>()?;
+        for name in group.shown() {
+            let of_group = self.runs(name).into_iter().filter(|(seed, _)| group.seeds.contains(seed));
+            let runs = of_group.map(|(_, unit)| self.run(unit)).collect::<Result<Vec<_>>>()?;
             let curve = |run: &Run| -> Option<Vec<f64>> {
                 let columns: Vec<Vec<f64>> = (curves.columns)(run).iter().map(|c| run.column(c)).collect();
                 let mean = |e: usize| columns.iter().map(|c| c[e]).sum::<f64>() / columns.len() as f64;
@@ -421,7 +421,7 @@ impl<'a> Found<'a> {
             let at = |e: usize| lines.iter().map(move |c| c[e]);
             let mean: Vec<f64> = (0..epochs).map(|e| at(e).sum::<f64>() / lines.len() as f64).collect();
             let band = (0..epochs).map(|e| (at(e).fold(f64::INFINITY, f64::min), at(e).fold(f64::NEG_INFINITY, f64::max))).collect();
-            series.push(Series { band, ..by_epoch(setting.name.clone(), &mean) });
+            series.push(Series { band, ..by_epoch(name.to_string(), &mean) });
         }
         if series.is_empty() {
             return Ok(None);

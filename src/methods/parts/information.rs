@@ -43,8 +43,8 @@ fn likeness(embeds: &Tensor) -> Tensor {
     (embeds.sum_dim_intlist(0i64, false, None).square().sum(None) - rows) / (rows * (rows - 1.0)).max(1.0)
 }
 
-/// Cosines above this differ by less than tau: all contrast samples of an anchor weigh about the same.
-const ALIKE: f64 = 0.98;
+/// Cosines above this differ by a tenth of tau: all contrast samples of an anchor weigh about the same.
+const ALIKE: f64 = 0.99;
 
 /// A collapse in words. The soft terms are least when all embeddings are one point; at a high learning rate they get there in the first
 /// hundred steps, before the hard terms have parted anything, and those then need hundreds of steps to get out.
