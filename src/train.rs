@@ -446,9 +446,8 @@ impl<'a> Trainer<'a> {
         if let Some(held) = &held {
             held.write("holdout", &mut row);
         }
-        for (name, mean) in self.meter.means() {
-            row.insert(name, mean.into());
-        }
+        let means = self.meter.means();
+        row.extend(means.iter().map(|(name, mean)| (name.clone(), (*mean).into())));
         let per_step = self.meter.mean("images_per_step").unwrap_or(f64::NAN);
         let seconds = self.meter.mean("seconds.step_and_meta").unwrap_or(f64::NAN);
         row.insert("images_per_second".into(), (per_step / seconds).into());
@@ -470,6 +469,9 @@ impl<'a> Trainer<'a> {
             per_step / seconds
         );
         self.say(&line)?;
+        for remark in self.engine.method.remarks(&means) {
+            self.say(&format!("note: {remark}"))?;
+        }
 
         self.progress.rows.push(row);
         self.progress.epoch = epoch + 1;

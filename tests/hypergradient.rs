@@ -1,15 +1,15 @@
 //! Reverse-HG against golden numbers and finite differences, and what a meta step leaves behind.
 
-use mcl::cohort::Cohort;
+mod support;
+
 use mcl::data::Batch;
 use mcl::eval::selftest::hypergradient_error;
 use mcl::methods::l_mcl::{LMcl, Options, Setting, Shape};
-use mcl::methods::{self, Clock, Method, Task};
-use mcl::nets;
-use mcl::optim::Rule;
+use mcl::methods::{Clock, Method};
 use mcl::optim::reverse_hg::{Adjoint, Held, Hvp, Leave, Unroll, hypergradient};
 use mcl::params::Params;
 use mcl::step::Engine;
+use support::{RULE, batch_of, engine_of};
 use tch::{Device, Kind, Tensor};
 
 /// v = (1, 2), pi = 0.5; inner 0.5 pi (v1 - 3)^2 + 0.5 (v2 + pi)^2 + 0.1 pi (v1 v2)^2; outer 0.5 (v1^2 + 2 v2^2).
@@ -118,38 +118,12 @@ fn an_objective_that_fails_leaves_theta_as_found() {
     assert_eq!(Vec::<f64>::try_from(&toy.theta.vars[0].1).unwrap(), [1.0, 2.0]);
 }
 
-const RULE: Rule = Rule::Sgd { momentum: 0.9, weight_decay: 5e-4, nesterov: true };
-
 fn batch() -> Batch {
-    let images = (Tensor::arange(8 * 3 * 16 * 16, (Kind::Float, Device::Cpu)) * 0.37).sin().view([8, 3, 16, 16]);
-    Batch {
-        views: vec![images],
-        labels: Tensor::from_slice(&[0i64, 0, 1, 1, 2, 2, 3, 3]),
-        index: Tensor::from_slice(&[0i64, 4, 1, 5, 2, 6, 3, 7]),
-        noise: 1,
-    }
+    batch_of(16, 0, 8)
 }
 
 fn engine(options: &str) -> Engine {
-    tch::set_num_threads(1);
-    let archs = [nets::find("resnet8").unwrap(), nets::find("resnet8").unwrap()];
-    let labels: Vec<i64> = (0..40).map(|i| i % 4).collect();
-    let task = Task {
-        archs: &archs,
-        classes: 4,
-        train_labels: &labels,
-        batch: 8,
-        rule: RULE,
-        label_smoothing: 0.0,
-        holdout: 0,
-        epochs: 2,
-        device: Device::Cpu,
-        kind: Kind::Float,
-        seed: 7,
-    };
-    let method = (methods::find("l_mcl").unwrap().build)(&task, options.parse().unwrap()).unwrap();
-    let cohort = Cohort::new(&archs, 4, method.needs().branches, 0, 1, Device::Cpu, Kind::Float, 7);
-    Engine::new(cohort, method, RULE)
+    engine_of(&["resnet8", "resnet8"], "l_mcl", options)
 }
 
 fn copies(engine: &Engine) -> Vec<(String, Tensor)> {

@@ -1,54 +1,22 @@
 //! The training step: what it does to weights, what it refuses, what it reports.
 
-use mcl::cohort::Cohort;
+mod support;
+
 use mcl::data::Batch;
 use mcl::device::Precision;
 use mcl::error::Error;
-use mcl::methods::{self, Clock, Task};
+use mcl::methods::Clock;
 use mcl::nets::{self, LossScale};
-use mcl::optim::Rule;
 use mcl::step::Engine;
-use tch::{Device, Kind, Tensor};
-
-const RULE: Rule = Rule::Sgd { momentum: 0.9, weight_decay: 5e-4, nesterov: true };
+use support::{batch_of, engine_of};
+use tch::{Kind, Tensor};
 
 fn engine(method: &str, options: &str) -> Engine {
     engine_of(&["resnet8", "resnet8"], method, options)
 }
 
-fn engine_of(archs: &[&str], method: &str, options: &str) -> Engine {
-    tch::set_num_threads(1);
-    let archs: Vec<_> = archs.iter().map(|name| nets::find(name).unwrap()).collect();
-    let labels: Vec<i64> = (0..40).map(|i| i % 4).collect();
-    let task = Task {
-        archs: &archs,
-        classes: 4,
-        train_labels: &labels,
-        batch: 8,
-        rule: RULE,
-        label_smoothing: 0.0,
-        holdout: 0,
-        epochs: 2,
-        device: Device::Cpu,
-        kind: Kind::Float,
-        seed: 7,
-    };
-    let method = (methods::find(method).unwrap().build)(&task, options.parse().unwrap()).unwrap();
-    let needs = method.needs();
-    let cohort = Cohort::new(&archs, 4, needs.branches, needs.shared_stages, 1, Device::Cpu, Kind::Float, 7);
-    Engine::new(cohort, method, RULE)
-}
-
 fn batch(from: i64, to: i64) -> Batch {
     batch_of(16, from, to)
-}
-
-fn batch_of(side: i64, from: i64, to: i64) -> Batch {
-    let images = (Tensor::arange(8 * 3 * side * side, (Kind::Float, Device::Cpu)) * 0.37).sin().view([8, 3, side, side]);
-    let labels = Tensor::from_slice(&[0i64, 0, 1, 1, 2, 2, 3, 3]);
-    let index = Tensor::from_slice(&[0i64, 4, 1, 5, 2, 6, 3, 7]);
-    let rows = |t: &Tensor| t.slice(0, from, to, 1);
-    Batch { views: vec![rows(&images)], labels: rows(&labels), index: rows(&index), noise: 1 }
 }
 
 fn clock(step: usize) -> Clock {

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::Common;
 use super::accuracy::{self, own_dataset};
 use super::linear_probe;
-use super::protocol::Protocol;
+use super::protocol::{HowArgs, Protocol};
 use super::results::{self, Record};
 use super::score::{RESAMPLES, Score};
 use super::stats::{self, Pairs};
@@ -37,18 +37,11 @@ pub struct Args {
     /// The probes' protocol: paper, sweep, lbfgs or a TOML file [default: lbfgs]
     #[arg(long, requires = "dataset")]
     pub protocol: Option<String>,
-    /// Change a key of the protocol, e.g. --set epochs=10 (may be repeated)
-    #[arg(long = "set", value_name = "KEY=VALUE", requires = "dataset")]
-    pub sets: Vec<String>,
-    /// Side the images are brought to [default: the protocol's, or the network's own]
-    #[arg(long, requires = "dataset")]
-    pub image_size: Option<i64>,
     /// Seeds of the probes, paired one by one, e.g. 1,2,3 [default: the protocol's]
     #[arg(long, value_delimiter = ',', requires = "dataset")]
     pub seeds: Vec<u64>,
-    /// Do not keep or use extracted features
-    #[arg(long)]
-    pub no_cache: bool,
+    #[command(flatten)]
+    pub how: HowArgs,
 }
 
 /// The answers of one subject: its own classifier's, or those of a probe for each seed.
@@ -64,7 +57,7 @@ fn answers(subject: &Subject, target: &Target, probe: Option<&Protocol>, args: &
         return Ok(vec![Answers { seed: None, side: subject.image_size(0), score }]);
     };
     common.say(format!("{}: {} on {} ({} protocol)", subject.name, subject.arch.name, target.dataset.name, protocol.kind));
-    let probes = linear_probe::probes(subject, target, protocol, !args.no_cache, common)?;
+    let probes = linear_probe::probes(subject, target, protocol, !args.how.no_cache, common)?;
     Ok(probes.into_iter().map(|p| Answers { seed: Some(p.seed), side: p.side, score: p.probe.score }).collect())
 }
 
@@ -76,8 +69,11 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
             args.b.len()
         )));
     }
+    if args.dataset.is_none() && (!args.how.sets.is_empty() || args.how.image_size.is_some()) {
+        return Err(Error::input("--set and --image-size change probes, and without --dataset there are none; add --dataset NAME"));
+    }
     let protocol = args.protocol.as_deref().unwrap_or("lbfgs");
-    let probe = args.dataset.as_ref().map(|_| linear_probe::protocol(protocol, &args.sets, args.image_size, &args.seeds)).transpose()?;
+    let probe = args.dataset.as_ref().map(|_| linear_probe::protocol(protocol, &args.how, &args.seeds)).transpose()?;
     let open = |runs: &[PathBuf]| SubjectArgs { runs: runs.to_vec(), peer: args.peer, ..Default::default() }.open(common, PeerChoice::Best);
     let (left, right) = (open(&args.a)?, open(&args.b)?);
     if left.len() != right.len() {

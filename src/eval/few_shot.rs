@@ -13,7 +13,7 @@ use serde_json::json;
 use super::Common;
 use super::cache::{self, Prepared};
 use super::logreg::{self, Options as FitOptions};
-use super::protocol::{Protocol, require};
+use super::protocol::{HowArgs, require};
 use super::results::{self, Record};
 use super::score::Score;
 use super::subject::{PeerChoice, SubjectArgs};
@@ -46,7 +46,7 @@ pub struct Args {
     /// The paper's few-shot: pre-train on these parts of the training set, e.g. 0.25,0.5,0.75,1; runs go to --out [runs/few-shot]
     #[arg(long, value_delimiter = ',', requires = "recipe", conflicts_with_all = ["shots", "tries", "runs", "weights"])]
     pub fractions: Vec<f64>,
-    /// The recipe --fractions trains, e.g. protocols/pretrain/cifar100-wrn_40_2.toml
+    /// The recipe --fractions trains, e.g. protocols/pretrain/cifar100-wrn_40_2.toml; --set changes its keys, e.g. train.epochs=3
     #[arg(long, requires = "fractions")]
     pub recipe: Option<PathBuf>,
     /// The methods --fractions compares [default: the recipe's]
@@ -55,15 +55,8 @@ pub struct Args {
     /// few-shot or a TOML file
     #[arg(long, default_value = "few-shot")]
     pub protocol: String,
-    /// Change a key of the protocol; with --fractions of the recipe, e.g. train.epochs=3 (may be repeated)
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    pub sets: Vec<String>,
-    /// Side the images are brought to [default: the network's own]
-    #[arg(long)]
-    pub image_size: Option<i64>,
-    /// Do not keep or use extracted features
-    #[arg(long)]
-    pub no_cache: bool,
+    #[command(flatten)]
+    pub how: HowArgs,
 }
 
 #[derive(Debug, Deserialize)]
@@ -98,15 +91,12 @@ pub fn draw(labels: &[i64], classes: usize, shots: usize, seed: u64, attempt: u6
 }
 
 fn shots(args: &Args, common: &Common) -> Result<()> {
-    let mut protocol = Protocol::read(&args.protocol, &["few-shot"], &args.sets)?;
+    let mut protocol = args.how.protocol(&args.protocol, &["few-shot"])?;
     if !args.shots.is_empty() {
         protocol.set("shots", args.shots.clone());
     }
     if let Some(tries) = args.tries {
         protocol.set("tries", tries);
-    }
-    if let Some(side) = args.image_size {
-        protocol.set("image_size", side);
     }
     let p: FewShot = protocol.options()?;
     require(!p.shots.is_empty() && p.shots.iter().all(|s| *s > 0), "shots", &p.shots, "numbers from 1")?;
@@ -134,7 +124,7 @@ fn shots(args: &Args, common: &Common) -> Result<()> {
     for subject in &subjects {
         let side = subject.image_size(p.image_size);
         let prepared = Prepared::new(&target.dataset, subject, side)?;
-        let features = |split| cache::features(subject, split, &prepared.transform, !args.no_cache, common);
+        let features = |split| cache::features(subject, split, &prepared.transform, !args.how.no_cache, common);
         let (train, test) = (features(&prepared.dataset.train)?, features(&prepared.dataset.test)?);
         let folder = subject.out.join("draws");
         std::fs::create_dir_all(&folder).map_err(Error::io("cannot make", &folder))?;
@@ -206,7 +196,7 @@ fn fractions(args: &Args, common: &Common) -> Result<()> {
     }
     let names: Vec<&str> = METHODS.iter().map(|m| m.name).collect();
     let recipe_of = |method: Option<&str>, fraction: f64| {
-        let mut sets = args.sets.clone();
+        let mut sets = args.how.sets.clone();
         sets.push(format!("data.fraction={fraction:?}"));
         sets.extend(method.map(|m| format!("method.name={m}")));
         Recipe::read(recipe_path, &sets, &names)

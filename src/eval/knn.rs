@@ -8,7 +8,7 @@ use tch::{Kind, Tensor};
 
 use super::Common;
 use super::cache::{self, Features, Prepared};
-use super::protocol::{Protocol, require};
+use super::protocol::{HowArgs, require};
 use super::results::{self, Record};
 use super::score::Score;
 use super::subject::{PeerChoice, SubjectArgs};
@@ -31,15 +31,8 @@ pub struct Args {
     /// knn or a TOML file
     #[arg(long, default_value = "knn")]
     pub protocol: String,
-    /// Change a key of the protocol (may be repeated)
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    pub sets: Vec<String>,
-    /// Side the images are brought to [default: the network's own]
-    #[arg(long)]
-    pub image_size: Option<i64>,
-    /// Do not keep or use extracted features
-    #[arg(long)]
-    pub no_cache: bool,
+    #[command(flatten)]
+    pub how: HowArgs,
 }
 
 #[derive(Debug, Deserialize)]
@@ -80,10 +73,7 @@ pub fn scores(train: &Features, test: &Features, ks: &[i64], temperature: f64, c
 }
 
 pub fn run(args: &Args, common: &Common) -> Result<()> {
-    let mut protocol = Protocol::read(&args.protocol, &["knn"], &args.sets)?;
-    if let Some(side) = args.image_size {
-        protocol.set("image_size", side);
-    }
+    let mut protocol = args.how.protocol(&args.protocol, &["knn"])?;
     if !args.k.is_empty() {
         protocol.set("ks", args.k.clone());
     }
@@ -97,7 +87,7 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
     for subject in &subjects {
         let side = subject.image_size(p.image_size);
         let prepared = Prepared::new(&target.dataset, subject, side)?;
-        let features = |split| cache::features(subject, split, &prepared.transform, !args.no_cache, common);
+        let features = |split| cache::features(subject, split, &prepared.transform, !args.how.no_cache, common);
         let (train, test) = (features(&prepared.dataset.train)?, features(&prepared.dataset.test)?);
         let began = Instant::now();
         // More neighbours than there are images is the same as all of them: said once, not measured twice.

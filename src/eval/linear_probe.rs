@@ -11,7 +11,7 @@ use super::Common;
 use super::cache::{self, Features, Prepared};
 use super::heads::Heads;
 use super::logreg::{self, Options as FitOptions};
-use super::protocol::{Protocol, require};
+use super::protocol::{HowArgs, Protocol, require};
 use super::results::{self, Record};
 use super::score::Score;
 use super::subject::{PeerChoice, Subject, SubjectArgs};
@@ -33,18 +33,11 @@ pub struct Args {
     /// paper, sweep, lbfgs or a TOML file
     #[arg(long, default_value = "paper")]
     pub protocol: String,
-    /// Change a key of the protocol, e.g. --set epochs=10 (may be repeated)
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    pub sets: Vec<String>,
-    /// Side the images are brought to [default: the protocol's, or the network's own]
-    #[arg(long)]
-    pub image_size: Option<i64>,
     /// Seeds to repeat with, e.g. 1,2,3 [default: the protocol's]
     #[arg(long, value_delimiter = ',')]
     pub seeds: Vec<u64>,
-    /// Do not keep or use extracted features
-    #[arg(long)]
-    pub no_cache: bool,
+    #[command(flatten)]
+    pub how: HowArgs,
 }
 
 #[derive(Debug, Deserialize)]
@@ -126,13 +119,13 @@ pub struct Seeded {
 }
 
 pub fn run(args: &Args, common: &Common) -> Result<()> {
-    let protocol = protocol(&args.protocol, &args.sets, args.image_size, &args.seeds)?;
+    let protocol = protocol(&args.protocol, &args.how, &args.seeds)?;
     let subjects = args.subjects.open(common, PeerChoice::Best)?;
     let target = Target::open(&args.dataset, common)?;
     let mut records = vec![];
     for subject in &subjects {
         common.say(format!("{}: {} on {} ({} protocol)", subject.name, subject.arch.name, target.dataset.name, protocol.kind));
-        let own = measure(subject, &target, &protocol, !args.no_cache, common)?;
+        let own = measure(subject, &target, &protocol, !args.how.no_cache, common)?;
         // Kept at once: a later subject that fails does not take these with it.
         results::keep(&own, std::slice::from_ref(subject), common)?;
         records.extend(own);
@@ -141,11 +134,8 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
 }
 
 /// A probe's protocol with what the flags change, checked before anything is loaded.
-pub fn protocol(name: &str, sets: &[String], image_size: Option<i64>, seeds: &[u64]) -> Result<Protocol> {
-    let mut protocol = Protocol::read(name, &["paper", "sweep", "lbfgs"], sets)?;
-    if let Some(side) = image_size {
-        protocol.set("image_size", side);
-    }
+pub fn protocol(name: &str, how: &HowArgs, seeds: &[u64]) -> Result<Protocol> {
+    let mut protocol = how.protocol(name, &["paper", "sweep", "lbfgs"])?;
     if !seeds.is_empty() {
         protocol.set("seeds", seeds.iter().map(|&s| s as i64).collect::<Vec<_>>());
     }

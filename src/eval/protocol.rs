@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use clap::Args;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
@@ -19,6 +20,31 @@ pub const SHIPPED: &[(&str, &str)] = &[
     ("tsne", include_str!("../../protocols/eval/tsne.toml")),
     ("export-coco", include_str!("../../protocols/eval/export-coco.toml")),
 ];
+
+/// The flags of every measurement on frozen features; each command has a `--protocol` of its own kinds beside them.
+#[derive(Debug, Clone, Default, Args)]
+pub struct HowArgs {
+    /// Change a key of the protocol, e.g. --set image_size=96 (may be repeated)
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub sets: Vec<String>,
+    /// Side the images are brought to [default: the protocol's, or the network's own]
+    #[arg(long)]
+    pub image_size: Option<i64>,
+    /// Do not keep or use extracted features
+    #[arg(long)]
+    pub no_cache: bool,
+}
+
+impl HowArgs {
+    /// The protocol called `name`, of one of `kinds`, with what these flags change.
+    pub fn protocol(&self, name: &str, kinds: &[&str]) -> Result<Protocol> {
+        let mut protocol = Protocol::read(name, kinds, &self.sets)?;
+        if let Some(side) = self.image_size {
+            protocol.set("image_size", side);
+        }
+        Ok(protocol)
+    }
+}
 
 /// A protocol as it will be followed.
 pub struct Protocol {

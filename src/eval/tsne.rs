@@ -12,7 +12,7 @@ use tch::{Kind, Tensor};
 
 use super::accuracy::own_dataset;
 use super::cache::{self, Prepared};
-use super::protocol::{Protocol, require};
+use super::protocol::{HowArgs, require};
 use super::results::{self, Record};
 use super::subject::{PeerChoice, SubjectArgs};
 use super::target::Target;
@@ -38,12 +38,8 @@ pub struct Args {
     /// tsne or a TOML file
     #[arg(long, default_value = "tsne")]
     pub protocol: String,
-    /// Change a key of the protocol, e.g. --set perplexity=50 (may be repeated)
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    pub sets: Vec<String>,
-    /// Do not keep or use extracted features
-    #[arg(long)]
-    pub no_cache: bool,
+    #[command(flatten)]
+    pub how: HowArgs,
 }
 
 /// How a map is made.
@@ -170,7 +166,7 @@ fn draw(labels: &[i64], samples: usize, seed: u64) -> Vec<usize> {
 }
 
 pub fn run(args: &Args, common: &Common) -> Result<()> {
-    let mut protocol = Protocol::read(&args.protocol, &["tsne"], &args.sets)?;
+    let mut protocol = args.how.protocol(&args.protocol, &["tsne"])?;
     if let Some(engine) = &args.engine {
         protocol.set("engine", engine.clone());
     }
@@ -193,7 +189,7 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
     let mut sets = vec![];
     for subject in &subjects {
         let prepared = Prepared::new(&target.dataset, subject, subject.image_size(p.image_size))?;
-        sets.push(cache::features(subject, &prepared.dataset.test, &prepared.transform, !args.no_cache, common)?.rows(&rows).x);
+        sets.push(cache::features(subject, &prepared.dataset.test, &prepared.transform, !args.how.no_cache, common)?.rows(&rows).x);
         subject.check_unchanged()?;
     }
     let start = embedding::pca_start(&embedding::side_by_side(&sets));

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 use super::parts::gate::Gate;
+use super::parts::information::{self, Samples};
 use super::parts::memory_bank::{Draw, Ground, MemoryBank};
 use super::parts::meta_network::MetaNetwork;
 use super::parts::projector::{Norm, Projector};
@@ -468,7 +469,7 @@ impl LMcl {
         ]
     }
 
-    /// lambda by layer pair, and the lower bound log K - L_ICL on the networks' mutual information (Eq. 6) at their last layers.
+    /// lambda by layer pair, and what the networks' last embeddings know of each other.
     fn note(&self, terms: &mut Terms, seen: &Seen, lambda: &Tensor) -> Result<()> {
         let _guard = tch::no_grad_guard();
         let embeds = &seen.embeds;
@@ -480,18 +481,12 @@ impl LMcl {
             }
         }
         let (tau, networks) = (self.options.tau(), self.places.last().map_or(0, |p| p.0 + 1));
-        let in_batch = Contrast::in_batch(&seen.labels, tau, embeds[0].kind());
-        let recalled = if self.bank.is_some() { Some(self.recalled()?) } else { None };
-        for (a, b) in (0..networks).flat_map(|a| (0..networks).filter(move |&b| b != a).map(move |b| (a, b))) {
-            let (from, to) = (&embeds[self.last(a)], &embeds[self.last(b)]);
-            let (log_k, icl) = match &recalled {
-                Some(banks) => {
-                    let icl = contrast::icl_memory(from, &banks[b], tau, recall(self.options.mode));
-                    (icl.full_like((self.options.negatives as f64).ln()), icl)
-                }
-                None => (in_batch.negatives().log(), contrast::icl(from, to, &in_batch)),
-            };
-            terms.note(format!("mutual_information.{a}.{b}"), &(log_k - icl));
+        let last: Vec<&Tensor> = (0..networks).map(|m| &embeds[self.last(m)]).collect();
+        if self.bank.is_some() {
+            let (banks, negatives, recall) = (self.recalled()?, self.options.negatives, recall(self.options.mode));
+            information::note(terms, &last, &Samples::Memory { banks: &banks, negatives, tau, recall });
+        } else {
+            information::note(terms, &last, &Samples::Batch(&Contrast::in_batch(&seen.labels, tau, last[0].kind())));
         }
         Ok(())
     }
@@ -705,6 +700,10 @@ impl Method for LMcl {
             self.meta_step(stepped)?;
         }
         Ok(vec![])
+    }
+
+    fn remarks(&self, means: &[(String, f64)]) -> Vec<String> {
+        information::remark(means).into_iter().collect()
     }
 
     fn state(&self) -> Named {

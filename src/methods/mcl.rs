@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
+use super::parts::information::{self, Samples};
 use super::parts::memory_bank::{Draw, Ground, MemoryBank};
 use super::parts::projector::{Norm, Projector};
 use super::{
@@ -211,9 +212,16 @@ impl Method for Mcl {
         let parts = match (&self.bank, &self.drawn) {
             (None, _) => {
                 let (embeds, labels) = (ranks::for_contrast(&embeds, 1), ranks::for_contrast(&batch.labels, 0));
-                contrast::mcl(&embeds, &Contrast::in_batch(&labels, self.tau, embeds.kind()), mimicry)
+                let in_batch = Contrast::in_batch(&labels, self.tau, embeds.kind());
+                information::note(&mut terms, &embeds.unbind(0).iter().collect::<Vec<_>>(), &Samples::Batch(&in_batch));
+                contrast::mcl(&embeds, &in_batch, mimicry)
             }
-            (Some(bank), Some(drawn)) => contrast::mcl_memory(&embeds, &bank.recalled(drawn), self.tau, mimicry, recall(mode)),
+            (Some(bank), Some(drawn)) => {
+                let (banks, negatives, tau, recall) = (bank.recalled(drawn), self.options.negatives, self.tau, recall(mode));
+                let samples = Samples::Memory { banks: &banks, negatives, tau, recall };
+                information::note(&mut terms, &embeds.unbind(0).iter().collect::<Vec<_>>(), &samples);
+                contrast::mcl_memory(&embeds, &banks, tau, mimicry, recall)
+            }
             (Some(_), None) => return Err(Error::failed("mcl: losses were asked for before `prepare` drew contrast samples")),
         };
         for (name, weight, value) in
@@ -249,6 +257,10 @@ impl Method for Mcl {
             }
         }
         Ok(())
+    }
+
+    fn remarks(&self, means: &[(String, f64)]) -> Vec<String> {
+        information::remark(means).into_iter().collect()
     }
 
     fn state(&self) -> Named {

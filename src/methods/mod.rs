@@ -238,6 +238,11 @@ pub trait Method: Send {
         Ok(vec![])
     }
 
+    /// After each epoch, given the means of what was logged in it: what a person should know, a line each.
+    fn remarks(&self, _means: &[(String, f64)]) -> Vec<String> {
+        vec![]
+    }
+
     /// State that is in no group (banks, the meta-network and its optimizer): saving reads these handles, resuming writes through them.
     fn state(&self) -> Named {
         vec![]

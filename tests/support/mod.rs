@@ -1,10 +1,17 @@
-//! Running the built binaries on a small recipe.
+//! What several test files use: the built binaries on a small recipe, and the engine of a training step without them.
 #![allow(dead_code)]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use mcl::cohort::Cohort;
+use mcl::data::Batch;
+use mcl::methods::{self, Task};
+use mcl::nets;
+use mcl::optim::Rule;
+use mcl::step::Engine;
 use rand::{Rng, SeedableRng};
+use tch::{Device, Kind, Tensor};
 
 pub const TRAIN: &str = env!("CARGO_BIN_EXE_mcl-train");
 pub const EVAL: &str = env!("CARGO_BIN_EXE_mcl-eval");
@@ -75,4 +82,39 @@ pub fn write_colours(folder: &Path) {
     }
     std::fs::write(home.join("test_batch.bin"), (0..100).flat_map(|j| record((j % 10) as u8)).collect::<Vec<u8>>()).unwrap();
     std::fs::write(home.join("batches.meta.txt"), (0..10).map(|c| format!("colour{c}\n")).collect::<String>()).unwrap();
+}
+
+pub const RULE: Rule = Rule::Sgd { momentum: 0.9, weight_decay: 5e-4, nesterov: true };
+
+/// A cohort and its method on four classes, batches of eight.
+pub fn engine_of(archs: &[&str], method: &str, options: &str) -> Engine {
+    tch::set_num_threads(1);
+    let archs: Vec<_> = archs.iter().map(|name| nets::find(name).unwrap()).collect();
+    let labels: Vec<i64> = (0..40).map(|i| i % 4).collect();
+    let task = Task {
+        archs: &archs,
+        classes: 4,
+        train_labels: &labels,
+        batch: 8,
+        rule: RULE,
+        label_smoothing: 0.0,
+        holdout: 0,
+        epochs: 2,
+        device: Device::Cpu,
+        kind: Kind::Float,
+        seed: 7,
+    };
+    let method = (methods::find(method).unwrap().build)(&task, options.parse().unwrap()).unwrap();
+    let needs = method.needs();
+    let cohort = Cohort::new(&archs, 4, needs.branches, needs.shared_stages, 1, Device::Cpu, Kind::Float, 7);
+    Engine::new(cohort, method, RULE)
+}
+
+/// Rows `from..to` of a batch of two images of each of four classes.
+pub fn batch_of(side: i64, from: i64, to: i64) -> Batch {
+    let images = (Tensor::arange(8 * 3 * side * side, (Kind::Float, Device::Cpu)) * 0.37).sin().view([8, 3, side, side]);
+    let labels = Tensor::from_slice(&[0i64, 0, 1, 1, 2, 2, 3, 3]);
+    let index = Tensor::from_slice(&[0i64, 4, 1, 5, 2, 6, 3, 7]);
+    let rows = |t: &Tensor| t.slice(0, from, to, 1);
+    Batch { views: vec![rows(&images)], labels: rows(&labels), index: rows(&index), noise: 1 }
 }

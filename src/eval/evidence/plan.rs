@@ -43,6 +43,15 @@ pub struct Group {
     pub settings: Vec<Setting>,
 }
 
+impl Group {
+    /// What its tables and curves show: the settings of other groups that it is compared with, then its own.
+    pub fn shown(&self) -> impl Iterator<Item = &str> {
+        let own = |name: &str| self.settings.iter().any(|s| s.name == name);
+        let others = self.against.iter().map(String::as_str).filter(move |name| !own(name));
+        others.chain(self.settings.iter().map(|s| s.name.as_str()))
+    }
+}
+
 /// What is changed in the recipe.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -127,7 +136,7 @@ impl Plan {
                 .map_err(|e| format!("`{line}`: {}", e.to_string().lines().next().unwrap_or_default().trim_start_matches("error: ")))?;
             // A protocol that is refused should not be found out after an hour of training.
             if let Command::LinearProbe(a) = &parsed.command {
-                linear_probe::protocol(&a.protocol, &a.sets, a.image_size, &a.seeds).map_err(|e| format!("`{line}`: {e}"))?;
+                linear_probe::protocol(&a.protocol, &a.how, &a.seeds).map_err(|e| format!("`{line}`: {e}"))?;
             }
         }
         Ok(())

@@ -36,6 +36,15 @@ pub struct Pair {
     pub over_images: Option<(f64, f64)>,
 }
 
+/// Lines over epochs: of every run the mean of some columns of its metrics.csv.
+struct Curves {
+    columns: fn(&Run) -> Vec<String>,
+    title: &'static str,
+    y: &'static str,
+    /// What the caption says beyond how the mean was taken.
+    more: &'static str,
+}
+
 /// Writes report.md, report.html and the figures; says which units are missing.
 pub fn write(plan: &Plan, units: &[Unit], kept: &Kept, out: &Path) -> Result<Vec<String>> {
     let found = Found::new(plan, units, kept);
@@ -47,13 +56,14 @@ pub fn write(plan: &Plan, units: &[Unit], kept: &Kept, out: &Path) -> Result<Vec
     };
     report.push(found.scale(&missing)?);
     if !found.rows.is_empty() {
-        report.push(found.methods()?);
+        report.push(found.compared(&plan.groups[0], "")?);
         report.push(notes(out)?);
         report.push(found.beside_the_paper()?);
         for (number, group) in plan.groups.iter().enumerate().skip(1) {
-            report.push(found.ablations(group, number)?);
+            let place = format!("-{number}");
+            report.push(if group.seeds.len() > 1 { found.compared(group, &place)? } else { found.ablations(group, &place)? });
         }
-        report.push(found.training()?);
+        report.push(found.matching()?);
         report.push(found.cohorts()?);
         report.push(found.pictures()?);
         report.push(found.cost()?);
@@ -187,9 +197,13 @@ impl<'a> Found<'a> {
         Ok(section)
     }
 
-    /// The main table: questions down, the settings of the first group across, and the last one's gain over the first.
+    /// The table of the first group.
     pub fn main_table(&self) -> Result<Table> {
-        let group = &self.plan.groups[0];
+        self.across(&self.plan.groups[0])
+    }
+
+    /// Questions down, the settings of a group across, and the last one's gain over the first.
+    fn across(&self, group: &Group) -> Result<Table> {
         let names: Vec<&str> = group.settings.iter().map(|s| s.name.as_str()).collect();
         let (first, last) = (names[0], *names.last().expect("a group has settings"));
         let gain = format!("{last} - {first}");
@@ -205,21 +219,26 @@ impl<'a> Found<'a> {
         Ok(table)
     }
 
-    fn methods(&self) -> Result<Section> {
-        let group = &self.plan.groups[0];
+    /// A group of several seeds. `place` ends the names of its figures.
+    fn compared(&self, group: &Group, place: &str) -> Result<Section> {
         let measures = self.measures();
         let mut section = Section::new(&group.title);
-        section.table(self.main_table()?);
-        section.text("Mean ± standard deviation over seeds; the value of a seed is the mean over the cohort's networks. The last column is the paired difference with its 95 % interval (Student's t over seeds).");
         let pairs = self.pairs(group, &measures)?;
-        section.figures(vec![self.gains(&pairs, group, &measures)]);
+        if pairs.is_empty() {
+            return Ok(section);
+        }
+        section.table(self.across(group)?);
+        section.text("Mean ± standard deviation over seeds; the value of a seed is the mean over the cohort's networks. The last column is the paired difference with its 95 % interval (Student's t over seeds).");
+        section.figures(vec![self.gains(&pairs, group, &measures, place)]);
+        section.figures(self.curves(group, place)?);
         section.table(pair_table("Paired differences", &pairs));
         section.text("Two intervals for two questions. Over seeds: another draw of training images, weights and order; with three seeds Student's t has two degrees of freedom and the interval is wide. Over images: other test images with these very networks (bootstrap of the per-image difference, averaged over seeds and networks). An effect is shown for this setting when both leave out zero; the many comparisons of this table are not corrected for.");
+        self.unfinished(group, &mut section);
         Ok(section)
     }
 
     /// Gains over the first setting.
-    fn gains(&self, pairs: &[Pair], group: &Group, measures: &[Measure]) -> Figure {
+    fn gains(&self, pairs: &[Pair], group: &Group, measures: &[Measure], place: &str) -> Figure {
         let first = &group.settings[0].name;
         let series: Vec<String> = group.settings[1..].iter().map(|s| s.name.clone()).collect();
         let rows: Vec<(String, Vec<Option<Whisker>>)> = measures
@@ -235,7 +254,11 @@ impl<'a> Found<'a> {
         let title = format!("Gain over {first}");
         // The first setting has the first colour in the curves.
         let svg = Whiskers { title: &title, x: "points of top-1 accuracy", series: &series, first_colour: 1, rows: &rows }.draw();
-        Figure::new("gains", "Paired by seed. Thick: 95 % interval over test images; thin: 95 % interval over seeds (Student's t).", svg)
+        Figure::new(
+            format!("gains{place}"),
+            "Paired by seed. Thick: 95 % interval over test images; thin: 95 % interval over seeds (Student's t).",
+            svg,
+        )
     }
 
     fn beside_the_paper(&self) -> Result<Section> {
@@ -282,15 +305,14 @@ impl<'a> Found<'a> {
         Ok(section)
     }
 
-    /// Any group but the first; `number` is its place in the plan.
-    fn ablations(&self, group: &Group, number: usize) -> Result<Section> {
+    /// A group of one seed. `place` ends the names of its figures.
+    fn ablations(&self, group: &Group, place: &str) -> Result<Section> {
         let mut section = Section::new(&group.title);
         let measures = self.measures();
         let titles: Vec<String> = measures.iter().map(Measure::shown).collect();
         let columns: Vec<&str> = std::iter::once("setting").chain(titles.iter().map(String::as_str)).collect();
         let mut table = Table::new("", &columns);
-        let own = group.settings.iter().map(|s| &s.name).filter(|name| !group.against.contains(name));
-        for name in group.against.iter().chain(own) {
+        for name in group.shown() {
             let value = |m: &Measure| {
                 let own: Vec<f64> = self.values(name, m).iter().filter(|(s, _)| group.seeds.contains(s)).map(|v| v.1).collect();
                 if own.is_empty() { Cell::Empty } else { Cell::Score(stats::mean_std(&own).0, 2) }
@@ -305,18 +327,22 @@ impl<'a> Found<'a> {
             return Ok(section);
         }
         section.table(table);
-        section.figures(self.curves(group, &format!("training-{number}"))?.into_iter().collect());
+        section.figures(self.curves(group, place)?);
         section.table(pair_table("Paired differences", &pairs));
         let seeds: Vec<String> = group.seeds.iter().map(u64::to_string).collect();
         section.text(format!(
             "Seed {} only: the interval over images says nothing about other seeds, whose spread is in the main table.",
             seeds.join(", ")
         ));
+        self.unfinished(group, &mut section);
+        Ok(section)
+    }
+
+    fn unfinished(&self, group: &Group, section: &mut Section) {
         let undone: Vec<&str> = group.settings.iter().map(|s| s.name.as_str()).filter(|s| self.runs(s).is_empty()).collect();
         if !undone.is_empty() {
             section.text(format!("Not finished: {}.", undone.join(", ")));
         }
-        Ok(section)
     }
 
     /// A finished unit as the figures of single runs want it.
@@ -349,12 +375,10 @@ impl<'a> Found<'a> {
         })
     }
 
-    /// Test accuracy by epoch, and the weights the meta-network gave to pairs of layers.
-    fn training(&self) -> Result<Section> {
-        let mut section = Section::new("Training");
-        let group = &self.plan.groups[0];
-        section.figures(self.curves(group, "training")?.into_iter().collect());
-        for setting in &group.settings {
+    /// The weights that the meta-network gave to pairs of layers, and the gates to layers.
+    fn matching(&self) -> Result<Section> {
+        let mut section = Section::new("Layer matching");
+        for setting in &self.plan.groups[0].settings {
             if let Some((_, unit)) = self.runs(&setting.name).first() {
                 let run = self.run(unit)?;
                 section.figures(lambda_figures(&run).into_iter().chain(gate_figure(&run)).collect());
@@ -363,34 +387,51 @@ impl<'a> Found<'a> {
         Ok(section)
     }
 
-    /// Test accuracy of a group's settings by epoch.
-    fn curves(&self, group: &Group, name: &str) -> Result<Option<Figure>> {
+    /// A group's settings by epoch: test accuracy, and what the networks' embeddings know of each other where that was logged.
+    fn curves(&self, group: &Group, place: &str) -> Result<Vec<Figure>> {
+        let accuracy = Curves {
+            columns: |run| (0..run.archs.len()).map(|m| format!("test.peer{m}.top1")).collect(),
+            title: "Test accuracy while training",
+            y: "top-1 (%)",
+            more: "",
+        };
+        let information = Curves {
+            columns: |run| run.columns().into_iter().filter(|c| c.starts_with("mutual_information.")).map(String::from).collect(),
+            title: "What embeddings of different networks know of each other",
+            y: "log K - L_ICL",
+            more: " Lower bound on the mutual information (Eq. 6), mean over the epoch. Just below 0, the embeddings of all images are one point.",
+        };
+        let drawn =
+            [self.draw(group, &format!("training{place}"), &accuracy)?, self.draw(group, &format!("information{place}"), &information)?];
+        Ok(drawn.into_iter().flatten().collect())
+    }
+
+    fn draw(&self, group: &Group, name: &str, curves: &Curves) -> Result<Option<Figure>> {
         let mut series = vec![];
-        for setting in &group.settings {
-            let runs = self.runs(&setting.name).into_iter().map(|(_, unit)| self.run(unit)).collect::<Result<Vec<_>>>()?;
-            if runs.is_empty() {
-                continue;
-            }
-            let curve = |run: &Run| -> Vec<f64> {
-                let columns: Vec<Vec<f64>> = (0..run.archs.len()).map(|m| run.column(&format!("test.peer{m}.top1"))).collect();
-                (0..run.metrics.len()).map(|e| columns.iter().map(|c| c[e]).sum::<f64>() / columns.len() as f64).collect()
+        for name in group.shown() {
+            let of_group = self.runs(name).into_iter().filter(|(seed, _)| group.seeds.contains(seed));
+            let runs = of_group.map(|(_, unit)| self.run(unit)).collect::<Result<Vec<_>>>()?;
+            let curve = |run: &Run| -> Option<Vec<f64>> {
+                let columns: Vec<Vec<f64>> = (curves.columns)(run).iter().map(|c| run.column(c)).collect();
+                let mean = |e: usize| columns.iter().map(|c| c[e]).sum::<f64>() / columns.len() as f64;
+                (!columns.is_empty()).then(|| (0..run.metrics.len()).map(mean).collect())
             };
-            let curves: Vec<Vec<f64>> = runs.iter().map(curve).collect();
-            let epochs = curves.iter().map(Vec::len).min().unwrap_or(0);
-            let at = |e: usize| curves.iter().map(move |c| c[e]);
-            let mean: Vec<f64> = (0..epochs).map(|e| at(e).sum::<f64>() / curves.len() as f64).collect();
+            let lines: Vec<Vec<f64>> = runs.iter().filter_map(curve).collect();
+            let Some(epochs) = lines.iter().map(Vec::len).min() else { continue };
+            let at = |e: usize| lines.iter().map(move |c| c[e]);
+            let mean: Vec<f64> = (0..epochs).map(|e| at(e).sum::<f64>() / lines.len() as f64).collect();
             let band = (0..epochs).map(|e| (at(e).fold(f64::INFINITY, f64::min), at(e).fold(f64::NEG_INFINITY, f64::max))).collect();
-            series.push(Series { band, ..by_epoch(setting.name.clone(), &mean) });
+            series.push(Series { band, ..by_epoch(name.to_string(), &mean) });
         }
         if series.is_empty() {
             return Ok(None);
         }
-        let svg = Lines { title: "Test accuracy while training", x: "epoch", y: "top-1 (%)", series: &series, dots: false }.draw();
-        let caption = match group.seeds.len() {
+        let svg = Lines { title: curves.title, x: "epoch", y: curves.y, series: &series, dots: false }.draw();
+        let over = match group.seeds.len() {
             1 => "Mean over the networks of a run.",
             _ => "Mean over networks and seeds; the band is from the lowest to the highest seed.",
         };
-        Ok(Some(Figure::new(name, caption, svg)))
+        Ok(Some(Figure::new(name, format!("{over}{}", curves.more), svg)))
     }
 
     /// What the networks of a cohort have become to each other.
