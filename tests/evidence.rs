@@ -217,6 +217,38 @@ fn the_readme_shows_the_numbers_of_the_report() {
     }
 }
 
+/// And so are the numbers in the sentences below the table.
+#[test]
+fn the_readme_tells_the_gains_of_the_other_groups() {
+    let (plan, units, kept) = committed();
+    let found = Found::new(&plan, &units, &kept);
+    let readme = std::fs::read_to_string("README.md").unwrap();
+    let (_, told) = readme.split_once("What came of it").expect("the README tells what came of the evidence");
+    let told = told.split_once("## Export").unwrap().0;
+    let measures = found.measures();
+    let gain = |dataset: &str, command: &str, [a, b]: [&str; 2]| {
+        let asked = |m: &&mcl::eval::evidence::Measure| {
+            m.dataset == dataset && m.command == command && (m.protocol.is_empty() || m.protocol.starts_with("paper"))
+        };
+        found.pair(measures.iter().find(asked).unwrap(), a, b).unwrap().unwrap()
+    };
+    let shown = |(low, high): (f64, f64)| format!("{low:+.2} to {high:+.2}");
+    let warm = gain("cifar100", "accuracy", ["baseline_warm", "l_mcl_warm"]);
+    let seeds: Vec<String> = warm.seeds.iter().map(|d| format!("{d:+.2}")).collect();
+    let larger = ["baseline_resnet20", "l_mcl_resnet20"];
+    let own = gain("cifar100", "accuracy", larger);
+    for part in [
+        format!("{:+.2} ({}; 95 % over seeds {})", warm.difference, seeds.join(", "), shown(warm.over_seeds.unwrap())),
+        format!("{:.2} points on CIFAR-100 (95 % over images {})", own.difference, shown(own.over_images.unwrap())),
+        format!("{:.2} on STL-10", gain("stl10", "linear-probe", larger).difference),
+        format!("{:.2} on Tiny-ImageNet", gain("tiny_imagenet", "linear-probe", larger).difference),
+    ] {
+        assert!(told.contains(&part), "`{part}` is not in: {told}");
+    }
+    assert!(measures.iter().all(|m| found.pair(m, larger[0], larger[1]).unwrap().unwrap().difference > 0.0), "ahead in all");
+    assert_eq!(measures.len(), 9);
+}
+
 /// A default that changed since would make `make evidence` mean something else than what is kept.
 #[test]
 fn kept_recipes_are_what_the_plan_still_asks_for() {
