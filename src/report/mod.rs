@@ -113,7 +113,9 @@ impl Report {
                         out += &table.markdown();
                     }
                     Part::Figures(figures) => {
-                        figures.iter().for_each(|f| out += &format!("![{}](figures/{}.svg)\n\n{}\n", f.caption, f.name, f.caption))
+                        let each: Vec<String> =
+                            figures.iter().map(|f| format!("![{}](figures/{}.svg)\n\n{}\n", f.caption, f.name, f.caption)).collect();
+                        out += &each.join("\n");
                     }
                     Part::Code(text) => out += &format!("```\n{}\n```\n", text.trim_end()),
                 }

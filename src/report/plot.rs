@@ -371,7 +371,9 @@ impl Whiskers<'_> {
             self.rows.iter().flat_map(|r| r.1.iter().flatten().flat_map(ends)).chain([0.0]).filter(|v| v.is_finite()).collect();
         let (x0, x1) = range(&all, 0.04);
         let px = |x: f64| left + (x - x0) / (x1 - x0) * (width - left - right);
-        let mut c = Canvas::new(width, top + plot + 66.0);
+        let places = legend(self.series, width - 30.0);
+        let lines = places.last().map_or(0, |p| p.1);
+        let mut c = Canvas::new(width, top + plot + 66.0 + 18.0 * lines as f64);
         c.styled(10.0, 20.0, 14.0, Anchor::Start, self.title, r##"class="ink" fill="#1f2328" font-weight="bold""##);
         for x in ticks(x0, x1, 8) {
             c.line(px(x), top, px(x), top + plot);
@@ -406,13 +408,28 @@ impl Whiskers<'_> {
             y += height(row);
         }
         c.text((left + width - right) / 2.0, top + plot + 34.0, 12.0, Anchor::Middle, self.x);
-        for (i, name) in self.series.iter().enumerate() {
-            let (lx, ly) = (left + i as f64 * 160.0, top + plot + 56.0);
+        for (i, (name, (x, line))) in self.series.iter().zip(places).enumerate() {
+            let (lx, ly) = (20.0 + x, top + plot + 56.0 + 18.0 * line as f64);
             let _ = writeln!(c.body, r#"<circle cx="{lx:.1}" cy="{:.1}" r="4" fill="{}"/>"#, ly - 4.0, colour(self.first_colour + i));
-            c.text(lx + 9.0, ly, 11.0, Anchor::Start, &cut(name, 24));
+            c.text(lx + 9.0, ly, 11.0, Anchor::Start, name);
         }
         c.finish(self.title)
     }
+}
+
+/// Where the names of a legend go: from the left, and on which line.
+fn legend(names: &[String], width: f64) -> Vec<(f64, usize)> {
+    let (mut x, mut line) = (0.0, 0);
+    let mut places = vec![];
+    for name in names {
+        let own = name.chars().count() as f64 * 6.6 + 32.0;
+        if x > 0.0 && x + own > width {
+            (x, line) = (0.0, line + 1);
+        }
+        places.push((x, line));
+        x += own;
+    }
+    places
 }
 
 /// One map of a `Points` figure.

@@ -271,11 +271,7 @@ impl<'a> Found<'a> {
             &["measured", "method", "paper: mean", "paper: least", "paper: most", "paper's networks", "here"],
         );
         for measure in self.measures() {
-            let name = match measure.command.as_str() {
-                "accuracy" => "cifar100-same",
-                "linear-probe" if measure.protocol.starts_with("paper") => "transfer-linear",
-                _ => continue,
-            };
+            let Some(name) = paper_table(&measure) else { continue };
             for setting in &group.settings[1..] {
                 let own: Vec<&paper::Printed> = printed.iter().filter(|p| p.table == name && p.dataset == measure.dataset).collect();
                 let base = |network: &str| own.iter().find(|p| p.network == network && p.method == *first).map(|p| p.value);
@@ -327,8 +323,20 @@ impl<'a> Found<'a> {
             return Ok(section);
         }
         section.table(table);
+        section.figures(vec![differences(&pairs, group, &measures, place)]);
         section.figures(self.curves(group, place)?);
-        section.table(pair_table("Paired differences", &pairs));
+        for against in &group.against {
+            let mut table = Table::new(format!("Difference to {against}, with its 95 % interval over test images"), &columns);
+            for setting in &group.settings {
+                let of = |m: &Measure| pairs.iter().find(|p| p.measure == *m && p.a == *against && p.b == setting.name);
+                let cell = |m: &Measure| of(m).map_or(Cell::Empty, |p| Cell::text(shown(p.difference, p.over_images)));
+                let row: Vec<Cell> = measures.iter().map(cell).collect();
+                if row.iter().any(|c| *c != Cell::Empty) {
+                    table.push(std::iter::once(Cell::text(&setting.name)).chain(row).collect());
+                }
+            }
+            section.table(table);
+        }
         let seeds: Vec<String> = group.seeds.iter().map(u64::to_string).collect();
         section.text(format!(
             "Seed {} only: the interval over images says nothing about other seeds, whose spread is in the main table.",
@@ -597,8 +605,38 @@ impl<'a> Found<'a> {
     }
 }
 
+/// Where the paper prints this question.
+fn paper_table(measure: &Measure) -> Option<&'static str> {
+    match measure.command.as_str() {
+        "accuracy" => Some("cifar100-same"),
+        "linear-probe" if measure.protocol.starts_with("paper") => Some("transfer-linear"),
+        _ => None,
+    }
+}
+
 fn shown(difference: f64, interval: Option<(f64, f64)>) -> String {
     interval.map_or(format!("{difference:+.2}"), |(low, high)| format!("{difference:+.2} [{low:+.2}, {high:+.2}]"))
+}
+
+/// The settings of a group of one seed beside the first one they are compared with, in what the paper measures too.
+fn differences(pairs: &[Pair], group: &Group, measures: &[Measure], place: &str) -> Figure {
+    let against = &group.against[0];
+    let printed: Vec<&Measure> = measures.iter().filter(|m| paper_table(m).is_some()).collect();
+    let series: Vec<String> = printed.iter().map(|m| m.shown()).collect();
+    let mut rows = vec![];
+    for setting in &group.settings {
+        let whisker = |m: &&Measure| {
+            let pair = pairs.iter().find(|p| p.measure == **m && p.a == *against && p.b == setting.name)?;
+            Some(Whisker { value: pair.difference, thick: pair.over_images, thin: None })
+        };
+        let row: Vec<Option<Whisker>> = printed.iter().map(whisker).collect();
+        if row.iter().any(Option::is_some) {
+            rows.push((setting.name.clone(), row));
+        }
+    }
+    let title = format!("Difference to {against}");
+    let svg = Whiskers { title: &title, x: "points of top-1 accuracy", series: &series, first_colour: 0, rows: &rows }.draw();
+    Figure::new(format!("differences{place}"), "One seed. Bars: 95 % interval over test images.", svg)
 }
 
 fn pair_table(name: &str, pairs: &[Pair]) -> Table {
