@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use mcl::data::{self, Loader, Sampling, Transform, sampler};
 use mcl::eval::embedding;
-use mcl::eval::features::Extractor;
 use mcl::eval::heads::Heads;
 use mcl::eval::logreg::{self, Options};
 use mcl::eval::tsne::{self, Engine, Tsne};
+use mcl::frozen::Extractor;
 use mcl::nets::{self, Network};
 use mcl::{device, rng};
 use rand_distr::{Distribution, StandardNormal};
@@ -34,7 +34,7 @@ fn probe_epoch(threads: usize) -> f64 {
     let split = dataset.train.subset(&(0..1000).collect::<Vec<_>>());
     let arch = nets::find("resnet56").expect("known");
     let (_, params) = Network::build(arch, 10, 1, Device::Cpu, Kind::Float);
-    let mut extractor = Extractor::new(arch, &params, 10, threads);
+    let mut extractor = Extractor::new(arch, &params, None, 10, threads);
     let transform = Transform::pad_crop(32, dataset.mean, dataset.std);
     let mut heads = Heads::new(&[0.1], dataset.classes.len() as i64, arch.dim, 0.9, 0.0, 1, Device::Cpu);
     let mut epoch = |number: u64| {

@@ -9,6 +9,7 @@ pub mod device;
 pub mod error;
 pub mod eval;
 pub mod files;
+pub mod frozen;
 pub mod jobs;
 pub mod listing;
 pub mod losses;

@@ -9,7 +9,7 @@ use tch::{Kind, Tensor};
 
 use crate::error::{Error, Result};
 use crate::files;
-use crate::nets::Outputs;
+use crate::frozen::Answer;
 use crate::ranks;
 
 /// One epoch: name and value, in the order they are written.
@@ -97,13 +97,13 @@ pub struct CohortAccuracy {
 }
 
 impl CohortAccuracy {
-    pub fn add(&mut self, outs: &[Outputs], labels: &Tensor) {
-        self.stages.resize(outs.len(), vec![]);
-        for (own, out) in self.stages.iter_mut().zip(outs) {
-            own.resize(out.logits.len(), Accuracy::default());
-            own.iter_mut().zip(&out.logits).for_each(|(acc, z)| acc.add(z, labels));
+    pub fn add(&mut self, answers: &[Answer], labels: &Tensor) {
+        self.stages.resize(answers.len(), vec![]);
+        for (own, answer) in self.stages.iter_mut().zip(answers) {
+            own.resize(answer.logits.len(), Accuracy::default());
+            own.iter_mut().zip(&answer.logits).for_each(|(acc, z)| acc.add(z, labels));
         }
-        let probabilities: Vec<Tensor> = outs.iter().map(|o| o.logit().softmax(-1, Kind::Float)).collect();
+        let probabilities: Vec<Tensor> = answers.iter().map(|a| a.logit().softmax(-1, Kind::Float)).collect();
         self.ensemble.add(&Tensor::stack(&probabilities, 0).mean_dim(0, false, None), labels);
     }
 

@@ -8,9 +8,10 @@ use tch::Tensor;
 use crate::cohort::{Cohort, Peer};
 use crate::data::{Batch, Mix};
 use crate::error::{Error, Result};
+use crate::frozen::Extractor;
 use crate::losses::terms::{Term, Terms};
 use crate::methods::{Batches, Clock, Group, Method, Start, Stepped};
-use crate::nets::layers::{Mode, Pass};
+use crate::nets::layers::Mode;
 use crate::nets::{LossScale, Outputs};
 use crate::optim::{Optimizer, Rule, grads, grads_keeping_graph};
 use crate::params::{Named, Params};
@@ -223,10 +224,13 @@ impl Engine {
         self.method.shipped(&self.cohort)
     }
 
-    /// What the shipped networks, as they will be used, say to a batch.
-    pub fn answers(&self, batch: &Batch) -> Vec<Outputs> {
-        let _guard = tch::no_grad_guard();
-        self.shipped().iter().map(|peer| peer.forward(&batch.views[0], Pass::EVAL)).collect()
+    /// The shipped networks as they are now, with their branches, ready to be asked. To be dropped before the next step.
+    pub fn frozen(&self, classes: i64, threads: usize) -> Vec<Extractor> {
+        let freeze = |peer: &Peer| {
+            let aux = (!peer.branches.is_empty()).then_some(&peer.aux);
+            Extractor::new(peer.arch, &peer.params, aux, classes, threads)
+        };
+        self.shipped().into_iter().map(freeze).collect()
     }
 
     /// Every tensor a checkpoint must hold, under unique names: saving reads these handles, resuming writes through them.

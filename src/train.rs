@@ -514,9 +514,11 @@ impl<'a> Trainer<'a> {
         let mut accuracy = CohortAccuracy::default();
         let (rank, ranks) = (ranks::rank(), ranks::count());
         let own = split.subset(&(rank * split.len() / ranks..(rank + 1) * split.len() / ranks).collect::<Vec<_>>());
+        let mut networks = self.engine.frozen(self.data.dataset.classes.len() as i64, tch::get_num_threads() as usize);
         for batch in Loader::eval(&own, EVAL_BATCH, self.data.test_transform.clone()) {
-            let batch = batch?.to_device(self.job.device);
-            accuracy.add(&self.engine.answers(&batch), &batch.labels);
+            let batch = batch?;
+            let answers = networks.iter_mut().map(|n| n.extract(&batch.views[0], false)).collect::<Result<Vec<_>>>()?;
+            accuracy.add(&answers, &batch.labels);
         }
         accuracy.over_ranks();
         Ok(accuracy)

@@ -6,14 +6,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use mcl::eval::cache::Features;
-use mcl::eval::features::Extractor;
 use mcl::eval::linear_probe::{self, Lbfgs, Sweep};
 use mcl::eval::protocol::{Protocol, SHIPPED};
 use mcl::eval::results::{self, Record};
 use mcl::eval::subject::{PeerChoice, SubjectArgs};
 use mcl::eval::{Common, few_shot};
+use mcl::frozen::Extractor;
 use mcl::nets::layers::Pass;
-use mcl::nets::{self, Network};
+use mcl::nets::{self, Branch, Network};
+use mcl::params::Scope;
 use mcl::weights::{self, Meta};
 use tch::{Device, Kind, Tensor};
 
@@ -145,17 +146,23 @@ fn extracted_features_are_those_of_the_plain_network() {
     for name in ["resnet8", "wrn_16_2", "shufflenet_v2_x0_5_cifar", "hcgnet_a1"] {
         let arch = nets::find(name).unwrap();
         let (net, params) = Network::build(arch, 7, 1, Device::Cpu, Kind::Float);
+        let scope = Scope::root(2, Device::Cpu, Kind::Float);
+        let branches = Branch::all(arch, &scope, 7);
+        let aux = scope.params();
         // Statistics that are not those of a new network, or folding them would change nothing.
-        for (name, buffer) in params.buffers.iter().filter(|(n, _)| n.contains("running")) {
+        for (name, buffer) in params.buffers.iter().chain(&aux.buffers).filter(|(n, _)| n.contains("running")) {
             let wave = (Tensor::arange(buffer.numel() as i64, (Kind::Float, Device::Cpu)) * 0.7).sin() * 0.2;
             let (mut buffer, shift) = (buffer.shallow_clone(), if name.ends_with("var") { 1.0 } else { 0.0 });
             buffer.copy_(&(wave + shift));
         }
-        let plain = net.forward(&images, Pass::EVAL);
+        let plain = net.answer(net.maps(&images, Pass::EVAL), &branches, Pass::EVAL);
         for threads in [1, 3] {
-            let answer = Extractor::new(arch, &params, 7, threads).extract(&images, true).unwrap();
-            let maps = answer.stages.iter().zip(&plain.maps);
-            for (got, want) in maps.chain([(&answer.features, plain.feat()), (&answer.logits, plain.logit())]) {
+            let alone = Extractor::new(arch, &params, None, 7, threads).extract(&images, true).unwrap();
+            let whole = Extractor::new(arch, &params, Some(&aux), 7, threads).extract(&images, false).unwrap();
+            assert_eq!((alone.logits.len(), whole.logits.len()), (1, arch.depth), "{name}");
+            let maps = alone.stages.iter().zip(&plain.maps);
+            let branches = whole.logits.iter().zip(&plain.logits);
+            for (got, want) in maps.chain(branches).chain([(&alone.features, plain.feat()), (alone.logit(), plain.logit())]) {
                 assert_eq!(got.size(), want.size(), "{name}");
                 let difference = ((got - want).abs().max() / want.abs().max()).double_value(&[]);
                 assert!(difference < 1e-4, "{name} on {threads} threads: {difference}");

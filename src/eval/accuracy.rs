@@ -47,7 +47,7 @@ pub fn logits(subject: &Subject, target: &Target, image_size: i64, common: &Comm
     let mut extractor = subject.extractor(common);
     let mut parts = vec![];
     for batch in Loader::eval(&prepared.dataset.test, BATCH, prepared.transform) {
-        parts.push(extractor.extract(&batch?.views[0], false)?.logits);
+        parts.push(extractor.extract(&batch?.views[0], false)?.logit().shallow_clone());
     }
     drop(extractor);
     subject.check_unchanged()?;

@@ -8,10 +8,10 @@ use clap::Args;
 use tch::{Kind, Tensor};
 
 use super::Common;
-use super::features::{Answer, Extractor};
 use crate::data::augment::Crop;
 use crate::data::{self, Loader, Pixels, Split, Transform};
 use crate::error::{Error, Result};
+use crate::frozen::{Answer, Extractor};
 use crate::nets;
 use crate::weights::safetensors::{Reader, Texts, Writer};
 use crate::weights::{self, Classifier, LoadOptions, Meta};
@@ -68,7 +68,7 @@ pub fn run(args: &EmbedArgs, common: &Common) -> Result<()> {
     common.say(format!("{}: {}", args.weights.display(), opened.report));
     let mut images = Images::open(args, opened.arch, opened.meta.as_ref(), common.threads)?;
     let n = images.count();
-    let mut extractor = Extractor::new(opened.arch, &opened.params, opened.classes.unwrap_or(1), common.threads);
+    let mut extractor = Extractor::new(opened.arch, &opened.params, None, opened.classes.unwrap_or(1), common.threads);
     let mut writer: Option<Writer> = None;
     let (mut done, mut forward) = (0, Duration::ZERO);
     while let Some(batch) = images.next()? {
@@ -105,7 +105,7 @@ pub fn run(args: &EmbedArgs, common: &Common) -> Result<()> {
 fn named(answer: &Answer, logits: bool) -> Vec<(String, Tensor)> {
     let mut named = vec![("features".to_string(), answer.features.shallow_clone())];
     if logits {
-        named.push(("logits".to_string(), answer.logits.shallow_clone()));
+        named.push(("logits".to_string(), answer.logit().shallow_clone()));
     }
     named.extend(answer.stages.iter().enumerate().map(|(l, map)| (format!("stage.{}", l + 1), map.shallow_clone())));
     named

@@ -11,7 +11,6 @@ pub mod embed;
 pub mod embedding;
 pub mod evidence;
 pub mod export;
-pub mod features;
 pub mod few_shot;
 pub mod heads;
 pub mod knn;

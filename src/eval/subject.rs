@@ -8,9 +8,9 @@ use sha2::{Digest, Sha256};
 use tch::Tensor;
 
 use super::Common;
-use super::features::Extractor;
 use super::target;
 use crate::error::{Error, Result};
+use crate::frozen::Extractor;
 use crate::nets::{self, Arch, Network};
 use crate::params::Params;
 use crate::weights::{self, Classifier, LoadOptions, Opened};
@@ -262,7 +262,7 @@ fn bytes(tensor: &Tensor) -> Vec<u8> {
 impl Subject {
     /// The network ready for inference.
     pub fn extractor(&self, common: &Common) -> Extractor {
-        Extractor::new(self.arch, &self.params, self.meta.classes.len().max(1) as i64, common.threads)
+        Extractor::new(self.arch, &self.params, None, self.meta.classes.len().max(1) as i64, common.threads)
     }
 
     /// The name of its run, for what is measured of all its networks together.
