@@ -615,7 +615,9 @@ fn paper_table(measure: &Measure) -> Option<&'static str> {
 }
 
 fn shown(difference: f64, interval: Option<(f64, f64)>) -> String {
-    interval.map_or(format!("{difference:+.2}"), |(low, high)| format!("{difference:+.2} [{low:+.2}, {high:+.2}]"))
+    // Nothing lost and nothing gained is +0.00.
+    let signed = |value: f64| format!("{:+.2}", (value * 100.0).round() / 100.0 + 0.0);
+    interval.map_or(signed(difference), |(low, high)| format!("{} [{}, {}]", signed(difference), signed(low), signed(high)))
 }
 
 /// The settings of a group of one seed beside the first one they are compared with, in what the paper measures too.
