@@ -616,7 +616,7 @@ fn paper_table(measure: &Measure) -> Option<&'static str> {
 
 fn shown(difference: f64, interval: Option<(f64, f64)>) -> String {
     // Nothing lost and nothing gained is +0.00.
-    let signed = |value: f64| format!("{:+.2}", (value * 100.0).round() / 100.0 + 0.0);
+    let signed = |value: f64| format!("{value:+.2}").replace("-0.00", "+0.00");
     interval.map_or(signed(difference), |(low, high)| format!("{} [{}, {}]", signed(difference), signed(low), signed(high)))
 }
 
