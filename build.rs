@@ -25,8 +25,13 @@ fn main() {
 
 /// Compiled with the headers that lie beside the library folder, as torch-sys compiles its own.
 fn cpp(lib: &Path) {
-    let sources =
-        ["src/nets/autocast.cpp", "src/weights/torchscript.cpp", "src/nets/convolution.cpp", "src/nets/norm.cpp", "src/ranks/sum.cpp"];
+    let sources = [
+        "src/nets/kernels/autocast.cpp",
+        "src/weights/torchscript.cpp",
+        "src/nets/kernels/convolution.cpp",
+        "src/nets/kernels/norm.cpp",
+        "src/system/ranks/sum.cpp",
+    ];
     sources.iter().for_each(|source| println!("cargo:rerun-if-changed={source}"));
     println!("cargo:rerun-if-env-changed=LIBTORCH_INCLUDE");
     println!("cargo:rerun-if-env-changed=LIBTORCH_CXX11_ABI");

@@ -5,12 +5,13 @@ use std::time::Instant;
 
 use mcl::data::{self, Loader, Sampling, Transform, sampler};
 use mcl::eval::embedding;
-use mcl::eval::heads::Heads;
-use mcl::eval::logreg::{self, Options};
-use mcl::eval::tsne::{self, Engine, Tsne};
-use mcl::frozen::Extractor;
+use mcl::eval::measures::tsne::{self, Engine, Tsne};
+use mcl::eval::probe::heads::Heads;
+use mcl::eval::probe::logreg::{self, Options};
+use mcl::extractor::Extractor;
 use mcl::nets::{self, Network};
-use mcl::{device, rng};
+use mcl::rng;
+use mcl::system::device;
 use rand_distr::{Distribution, StandardNormal};
 use tch::{Device, Kind, Tensor};
 

@@ -15,7 +15,7 @@ use mcl::nets;
 use mcl::optim::Rule;
 use mcl::optim::reverse_hg::Hvp;
 use mcl::params::Named;
-use mcl::step::Engine;
+use mcl::train::step::Engine;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
@@ -47,7 +47,7 @@ const LR: f64 = 0.1;
 
 fn main() -> Result<()> {
     let args = Args::parse();
-    mcl::memory::keep_large_blocks();
+    mcl::system::allocator::keep_large_blocks();
     tch::set_num_threads(args.threads);
     let arch = nets::find(&args.arch)?;
     let set = data::open(&args.dataset, args.data.as_deref(), &data::Options::default())?;

@@ -13,7 +13,7 @@ use mcl::methods::{self, Clock, METHODS, Task, Views};
 use mcl::nets::layers::Mode;
 use mcl::nets::{self, Outputs};
 use mcl::optim::{Rule, grads, grads_keeping_graph};
-use mcl::step::Engine;
+use mcl::train::step::Engine;
 use tch::{Device, Kind, Tensor};
 
 #[derive(Parser)]

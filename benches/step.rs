@@ -11,7 +11,7 @@ use mcl::data::Batch;
 use mcl::methods::{self, Clock, Task};
 use mcl::nets::{self, Arch, Outputs};
 use mcl::optim::{Rule, grads};
-use mcl::step::Engine;
+use mcl::train::step::Engine;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
@@ -100,7 +100,7 @@ fn median(mut seconds: Vec<f64>) -> f64 {
 /// Seconds of a clock that only runs forward: wall, or CPU of this process.
 fn now(args: &Args) -> f64 {
     thread_local!(static START: Instant = Instant::now());
-    if args.cpu { mcl::memory::cpu_seconds() } else { START.with(|start| start.elapsed().as_secs_f64()) }
+    if args.cpu { mcl::system::allocator::cpu_seconds() } else { START.with(|start| start.elapsed().as_secs_f64()) }
 }
 
 /// Median seconds of `f` after one warm-up call.
@@ -138,7 +138,7 @@ fn losses(args: &Args, engine: &mut Engine, batch: &Batch) -> mcl::error::Result
 
 fn main() -> mcl::error::Result<()> {
     let args = Args::parse();
-    mcl::memory::keep_large_blocks();
+    mcl::system::allocator::keep_large_blocks();
     tch::set_num_threads(args.threads);
     let arch = nets::find(&args.arch)?;
     let batch = batch(&args, arch);
@@ -155,7 +155,7 @@ fn main() -> mcl::error::Result<()> {
     if args.only.is_some() {
         // A run logs the mean of its steps: on a busy machine it is well above the median.
         line["plain_mean_s"] = json!(round(mean));
-        line["peak_mb"] = json!(mcl::memory::peak_mb());
+        line["peak_mb"] = json!(mcl::system::allocator::peak_mb());
         if args.only == Some(Only::Losses) {
             let part = losses(&args, &mut l_mcl, &batch[0])?;
             line["losses_s"] = json!(round(part));

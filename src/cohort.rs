@@ -3,11 +3,11 @@
 use tch::{Device, Kind};
 
 use crate::data::Batch;
-use crate::device::Precision;
 use crate::nets::layers::{Mode, Pass};
 use crate::nets::{Arch, Branch, Network, Outputs, autocast};
 use crate::params::{Params, Scope};
 use crate::rng;
+use crate::system::device::Precision;
 
 /// One network of the cohort. `params` is exactly the deployable network; `aux` holds the branches, thrown away at inference.
 pub struct Peer {

@@ -1,32 +1,25 @@
 //! Layer-wise Mutual Contrastive Learning: pre-train cohorts of vision networks, measure how well they transfer.
 
-pub mod checkpoint;
 pub mod cohort;
-pub mod compare;
-mod cpp;
+pub mod commands;
 pub mod data;
-pub mod device;
 pub mod error;
 pub mod eval;
+pub mod experiment;
+pub mod export;
+pub mod extractor;
 pub mod files;
-pub mod frozen;
-pub mod jobs;
-pub mod listing;
 pub mod losses;
-pub mod memory;
 pub mod methods;
-pub mod metrics;
 pub mod nets;
 pub mod optim;
 pub mod params;
 pub mod pickle;
-pub mod ranks;
 pub mod recipe;
 pub mod registry;
 pub mod report;
 pub mod rng;
-pub mod runs;
-pub mod step;
-pub mod tensorboard;
+pub mod run;
+pub mod system;
 pub mod train;
 pub mod weights;

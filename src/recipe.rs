@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use toml::{Table, Value};
 
-use crate::device::Precision;
 use crate::error::{Error, Result};
 use crate::optim::{Rule, Schedule};
+use crate::system::device::Precision;
 
 /// A run, resolved.
 #[derive(Debug, Clone)]

@@ -5,13 +5,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use mcl::eval::cache::Features;
-use mcl::eval::linear_probe::{self, Lbfgs, Sweep};
+use mcl::eval::Common;
+use mcl::eval::features::Features;
+use mcl::eval::measures::few_shot;
+use mcl::eval::measures::linear_probe::{self, Lbfgs, Sweep};
+use mcl::eval::network::{PeerChoice, SubjectArgs};
 use mcl::eval::protocol::{Protocol, SHIPPED};
-use mcl::eval::results::{self, Record};
-use mcl::eval::subject::{PeerChoice, SubjectArgs};
-use mcl::eval::{Common, few_shot};
-use mcl::frozen::Extractor;
+use mcl::eval::record::{self, Record};
+use mcl::extractor::Extractor;
 use mcl::nets::layers::Pass;
 use mcl::nets::{self, Branch, Network};
 use mcl::params::Scope;
@@ -99,7 +100,7 @@ fn probes_leave_files_and_networks_alone() {
         done(eval(root.path(), &args));
     }
     assert_eq!(fs::read(run.join("networks/peer-0.safetensors")).unwrap(), before);
-    let rows = results::read(&run).unwrap();
+    let rows = record::read(&run).unwrap();
     assert_eq!(rows.iter().map(|r| r.options["kind"].as_str().unwrap()).collect::<Vec<_>>(), ["lbfgs", "sweep", "paper"]);
     for row in rows {
         assert!(row.value >= 0.0 && row.value <= 100.0 && row.ci_low.unwrap() <= row.value && row.value <= row.ci_high.unwrap());
@@ -211,7 +212,7 @@ fn cached_features_are_used_only_while_nothing_changed() {
     assert_eq!(fresh(&foreign("0.5,0.5,0.4")), (2, 0), "another normalisation");
     run_folder(root.path(), "one", 9);
     assert_eq!(fresh(&knn(&[])), (2, 0), "other weights under the same name");
-    let values: Vec<f64> = results::read(&run).unwrap().iter().map(|r| r.value).collect();
+    let values: Vec<f64> = record::read(&run).unwrap().iter().map(|r| r.value).collect();
     // A dataset whose pictures change under the same names, with the same labels.
     let paint = |shift: u32| {
         for (class, level) in [("cat", 40), ("dog", 200)] {
@@ -251,12 +252,12 @@ fn rows_of_several_writers_are_all_there_and_whole() {
                         value: i as f64,
                         ..Default::default()
                     };
-                    results::append(folder, &[record]).unwrap();
+                    record::append(folder, &[record]).unwrap();
                 }
             });
         }
     });
-    let rows = results::read(folder.path()).unwrap();
+    let rows = record::read(folder.path()).unwrap();
     assert_eq!(rows.len(), 100);
     for writer in 0..4 {
         let own: Vec<f64> = rows.iter().filter(|r| r.variant.starts_with(&format!("{writer}-"))).map(|r| r.value).collect();
@@ -284,7 +285,7 @@ fn several_processes_append_to_one_run() {
         assert!(child.wait().unwrap().success());
     }
     // Two networks and the ensemble, three times.
-    let rows = results::read(&run).unwrap();
+    let rows = record::read(&run).unwrap();
     assert_eq!(rows.len(), 9);
     assert!(rows.iter().all(|r| r.value == rows.iter().find(|o| (o.peer, &o.variant) == (r.peer, &r.variant)).unwrap().value));
 }
@@ -399,5 +400,5 @@ fn every_command_runs_and_the_report_needs_nothing_from_outside() {
         assert!(html.contains(part), "{part}");
     }
     let rows = csv::Reader::from_path(root.path().join("out/results.csv")).unwrap().into_records().count();
-    assert_eq!(rows, results::read(&run).unwrap().len() + results::read(&root.path().join("runs/two")).unwrap().len());
+    assert_eq!(rows, record::read(&run).unwrap().len() + record::read(&root.path().join("runs/two")).unwrap().len());
 }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use mcl::eval::evidence::report::Found;
-use mcl::eval::evidence::{Kept, Plan};
+use mcl::experiment::report::Found;
+use mcl::experiment::{Kept, Plan};
 use support::{EVAL, text};
 
 const RECIPE: &str = r#"
@@ -198,7 +198,7 @@ fn refusals_come_before_the_first_run() {
     refused(("name = \"warm\"", "name = \"dml\""), &["two settings are called `dml`"]);
 }
 
-fn committed() -> (Plan, Vec<mcl::eval::evidence::Unit>, Kept) {
+fn committed() -> (Plan, Vec<mcl::experiment::Unit>, Kept) {
     let path = Path::new("protocols/evidence/plan.toml");
     let plan = Plan::read(path).unwrap();
     let units = plan.units(path, Path::new("runs/evidence")).unwrap();
@@ -227,7 +227,7 @@ fn the_readme_tells_the_gains_of_the_other_groups() {
     let told = told.split_once("## Export").unwrap().0;
     let measures = found.measures();
     let gain = |dataset: &str, command: &str, [a, b]: [&str; 2]| {
-        let asked = |m: &&mcl::eval::evidence::Measure| {
+        let asked = |m: &&mcl::experiment::Measure| {
             m.dataset == dataset && m.command == command && (m.protocol.is_empty() || m.protocol.starts_with("paper"))
         };
         found.pair(measures.iter().find(asked).unwrap(), a, b).unwrap().unwrap()
@@ -256,7 +256,7 @@ fn the_readme_tells_the_gains_of_the_other_groups() {
 /// A default that changed since would make `make evidence` mean something else than what is kept.
 #[test]
 fn kept_recipes_are_what_the_plan_still_asks_for() {
-    use mcl::eval::evidence::Work;
+    use mcl::experiment::Work;
     let (_, units, kept) = committed();
     for unit in units.iter().filter(|u| kept.has(u)) {
         let Work::Run { run, .. } = &unit.work else { continue };

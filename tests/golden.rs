@@ -1,6 +1,7 @@
 //! The whole objective and its gradients against PyTorch, as `mcl-eval selftest` does it, and that the selftest can fail.
 
-use mcl::eval::{Common, selftest};
+use mcl::commands::selftest;
+use mcl::eval::Common;
 use tch::Device;
 
 const COMMON: Common = Common { data: None, device: Device::Cpu, threads: 1, json: true, quiet: true };

@@ -2,13 +2,13 @@
 
 mod support;
 
+use mcl::commands::selftest::hypergradient_error;
 use mcl::data::Batch;
-use mcl::eval::selftest::hypergradient_error;
 use mcl::methods::l_mcl::{LMcl, Options, Setting, Shape};
 use mcl::methods::{Clock, Method};
 use mcl::optim::reverse_hg::{Adjoint, Held, Hvp, Leave, Unroll, hypergradient};
 use mcl::params::Params;
-use mcl::step::Engine;
+use mcl::train::step::Engine;
 use support::{RULE, batch_of, engine_of};
 use tch::{Device, Kind, Tensor};
 

@@ -1,11 +1,12 @@
 //! The evaluation's numerics against scikit-learn, scipy and numpy. The constants come from tests/golden/evaluation.py, which makes the same
 //! data by the same formulas.
 
-use mcl::eval::cache::Features;
-use mcl::eval::heads::Heads;
-use mcl::eval::logreg::{self, Options};
+use mcl::eval::embedding;
+use mcl::eval::features::Features;
+use mcl::eval::measures::knn;
+use mcl::eval::probe::heads::Heads;
+use mcl::eval::probe::logreg::{self, Options};
 use mcl::eval::stats::{self, Pairs};
-use mcl::eval::{embedding, knn};
 use mcl::rng;
 use tch::{Device, Kind, Tensor};
 

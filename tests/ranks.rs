@@ -17,9 +17,10 @@ use mcl::cohort::Cohort;
 use mcl::data::Batch;
 use mcl::error::Error;
 use mcl::methods::{self, Clock, Task};
+use mcl::nets;
 use mcl::optim::Rule;
-use mcl::step::Engine;
-use mcl::{nets, ranks};
+use mcl::system::ranks;
+use mcl::train::step::Engine;
 use support::{SMALL, TRAIN, recipe, text};
 use tch::{Device, Kind, Tensor};
 

@@ -12,7 +12,7 @@ use mcl::methods::{self, Clock, Method, Task, Views, afd, ckd_mkt, ffsd, kdcl, o
 use mcl::nets::layers::{Mode, Pass};
 use mcl::nets::{self, Arch, Outputs};
 use mcl::optim::{Optimizer, Rule, grads, schedule::ramp};
-use mcl::step::{Engine, StepReport};
+use mcl::train::step::{Engine, StepReport};
 use tch::{Device, Kind, Tensor};
 
 const RULE: Rule = Rule::Sgd { momentum: 0.9, weight_decay: 5e-4, nesterov: true };

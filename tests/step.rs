@@ -3,11 +3,11 @@
 mod support;
 
 use mcl::data::Batch;
-use mcl::device::Precision;
 use mcl::error::Error;
 use mcl::methods::Clock;
 use mcl::nets::{self, LossScale};
-use mcl::step::Engine;
+use mcl::system::device::Precision;
+use mcl::train::step::Engine;
 use support::{batch_of, engine_of};
 use tch::{Kind, Tensor};
 
@@ -23,7 +23,7 @@ fn clock(step: usize) -> Clock {
     Clock { epoch: 0, batch: step, step, lr: 0.05, seed: 7 }
 }
 
-fn total(report: &mcl::step::StepReport) -> f64 {
+fn total(report: &mcl::train::step::StepReport) -> f64 {
     report.terms.iter().map(|t| t.weight * t.value.double_value(&[])).sum()
 }
 

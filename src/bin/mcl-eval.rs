@@ -6,9 +6,10 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
-use mcl::device::{self, DeviceChoice};
+use mcl::commands::{self, data, doctor, embed, selftest};
 use mcl::error::Result;
-use mcl::eval::{self, Common, data, doctor, embed, selftest};
+use mcl::eval::Common;
+use mcl::system::device::{self, DeviceChoice};
 
 #[derive(Parser)]
 #[command(name = "mcl-eval", version, about = "Measure how well pre-trained networks transfer; look after data and set-up")]
@@ -37,7 +38,7 @@ enum Command {
     /// Check libtorch, devices, datasets, disk
     Doctor,
     #[command(flatten)]
-    Measure(eval::Command),
+    Measure(commands::Command),
     Selftest(selftest::SelftestArgs),
     Embed(embed::EmbedArgs),
     /// List, check or fetch datasets
@@ -46,7 +47,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    mcl::memory::keep_large_blocks();
+    mcl::system::allocator::keep_large_blocks();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         // Help and version, asked for or in place of a missing command.

@@ -8,12 +8,15 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use mcl::compare::{self, Comparison};
-use mcl::device::{self, DeviceChoice};
+use mcl::commands::list;
 use mcl::error::{Error, Result};
+use mcl::experiment::compare::{self, Comparison};
+use mcl::experiment::jobs;
+use mcl::methods;
 use mcl::recipe::Recipe;
+use mcl::system::device::{self, DeviceChoice};
+use mcl::system::ranks;
 use mcl::train::{self, Job, Summary};
-use mcl::{jobs, listing, methods, ranks};
 
 #[derive(Parser)]
 #[command(
@@ -117,7 +120,7 @@ struct CompareArgs {
 }
 
 fn main() -> ExitCode {
-    mcl::memory::keep_large_blocks();
+    mcl::system::allocator::keep_large_blocks();
     match act(Cli::parse()) {
         Ok(()) => {
             ranks::leave();
@@ -168,10 +171,10 @@ fn act(cli: Cli) -> Result<()> {
             print!(
                 "{}",
                 match what {
-                    What::Archs => listing::archs(),
-                    What::Methods => listing::methods(),
-                    What::Datasets => listing::datasets(),
-                    What::Protocols => listing::protocols()?,
+                    What::Archs => list::archs(),
+                    What::Methods => list::methods(),
+                    What::Datasets => list::datasets(),
+                    What::Protocols => list::protocols()?,
                 }
             );
             Ok(())

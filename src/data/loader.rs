@@ -11,8 +11,8 @@ use tch::Tensor;
 use super::augment::{Table, Transform};
 use super::{Batch, Pixels, Split};
 use crate::error::{Error, Result};
-use crate::ranks;
 use crate::rng::{self, Rng};
+use crate::system::ranks;
 
 /// Batches made but not yet taken.
 const AHEAD: usize = 2;

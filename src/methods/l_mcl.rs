@@ -14,7 +14,6 @@ use super::parts::projector::{Norm, Projector};
 use super::{Clock, Group, Method, MethodSpec, Needs, Stepped, Task, paired_classes};
 use crate::cohort::Cohort;
 use crate::data::{Batch, Sampling};
-use crate::device::Precision;
 use crate::error::{Error, Result};
 use crate::losses::contrast::{self, Contrast, MemoryTargets, Mimicry, Pairs, Parts, Recall, Targets};
 use crate::losses::logit;
@@ -24,8 +23,9 @@ use crate::nets::layers::Mode as NetMode;
 use crate::optim::reverse_hg::{Adjoint, Held, Hvp, Leave, Unroll, hypergradient};
 use crate::optim::{Optimizer, Rule};
 use crate::params::{Named, Params, Scope};
-use crate::ranks;
 use crate::rng;
+use crate::system::device::Precision;
+use crate::system::ranks;
 
 pub const SPEC: MethodSpec = MethodSpec {
     name: "l_mcl",

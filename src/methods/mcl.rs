@@ -20,8 +20,8 @@ use crate::losses::terms::Terms;
 use crate::nets::Outputs;
 use crate::optim::Rule;
 use crate::params::{Named, Params, Scope};
-use crate::ranks;
 use crate::rng;
+use crate::system::ranks;
 
 pub const SPEC: MethodSpec = MethodSpec {
     name: "mcl",

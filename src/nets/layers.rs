@@ -4,12 +4,12 @@ use std::cell::{Cell, RefCell};
 
 use tch::{Kind, Tensor};
 
-use super::convolution::convolution;
-use super::direct::{Direct, Then};
-use super::norm;
-use crate::device::Precision;
+use super::kernels::convolution::convolution;
+use super::kernels::direct::{Direct, Then};
+use super::kernels::norm;
 use crate::params::{Init, Scope};
-use crate::ranks;
+use crate::system::device::Precision;
+use crate::system::ranks;
 
 /// A part of a network: one tensor in, one tensor out. Not tch's `ModuleT`, because a pass is more than train or eval (see `Pass`).
 pub trait Layer: Send {

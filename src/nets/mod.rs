@@ -1,14 +1,9 @@
 //! Architectures and the networks built from them. A network is a list of stages and a neck; the auxiliary branches of L-MCL come
 //! from the same bricks with fresh weights, so an architecture is described once.
 
-mod autocast;
-mod convolution;
-mod direct;
 mod hcgnet;
-mod lanes;
+mod kernels;
 pub mod layers;
-mod norm;
-mod parallel;
 mod residual;
 mod resnet_cifar;
 mod resnet_imagenet;
@@ -24,7 +19,7 @@ use crate::params::{Params, Scope};
 use crate::registry;
 use layers::{Layer, Linear, Pass, pool};
 
-pub use autocast::{Autocast, LossScale, autocast};
+pub use kernels::autocast::{Autocast, LossScale, autocast};
 
 /// All an architecture file exports.
 pub struct Arch {

@@ -7,7 +7,7 @@ use tch::Tensor;
 use super::grads;
 use crate::error::Result;
 use crate::params::Params;
-use crate::ranks;
+use crate::system::ranks;
 
 /// How Hessian-vector products are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,7 +9,7 @@ use mcl::data::Batch;
 use mcl::methods::{self, Task};
 use mcl::nets;
 use mcl::optim::Rule;
-use mcl::step::Engine;
+use mcl::train::step::Engine;
 use rand::{Rng, SeedableRng};
 use tch::{Device, Kind, Tensor};
 

@@ -7,8 +7,8 @@ use tch::{Device, Kind, Tensor};
 use crate::error::{Error, Result};
 use crate::losses::contrast::Recall;
 use crate::params::Named;
-use crate::ranks;
 use crate::rng;
+use crate::system::ranks;
 
 /// The share of the old vector that stays when an image is seen again.
 const MOMENTUM: f64 = 0.5;

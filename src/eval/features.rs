@@ -1,0 +1,144 @@
+//! Features of whole splits, extracted once and kept by content: weights, preprocessing, images and precision are the key, so a cached
+//! set is never stale. Probe, kNN, few-shot and t-SNE share it.
+
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+use tch::{Kind, Tensor};
+
+use super::Common;
+use super::network::Subject;
+use crate::data::augment::Crop;
+use crate::data::{Dataset, Loader, Pixels, Split, Transform};
+use crate::error::{Error, Result};
+
+/// Changes when the numbers of a forward pass change for another reason than weights and inputs.
+const VERSION: &str = "2";
+const BATCH: usize = 256;
+/// Images up to this side are resized once and kept in memory; larger ones are resized batch by batch.
+pub const SMALL: usize = 64;
+
+/// Pooled features of a split, in its order: `x` [N, D] f32 on the CPU.
+pub struct Features {
+    pub x: Tensor,
+    pub y: Vec<i64>,
+}
+
+impl Features {
+    pub fn labels(&self) -> Tensor {
+        Tensor::from_slice(&self.y)
+    }
+
+    pub fn rows(&self, rows: &[usize]) -> Features {
+        let index: Vec<i64> = rows.iter().map(|&r| r as i64).collect();
+        Features { x: self.x.index_select(0, &Tensor::from_slice(&index)), y: rows.iter().map(|&r| self.y[r]).collect() }
+    }
+}
+
+/// Where features are kept: $MCL_CACHE, or mcl in the user's cache folder.
+pub fn folder() -> Option<PathBuf> {
+    let own = std::env::var_os("MCL_CACHE").filter(|v| !v.is_empty()).map(PathBuf::from);
+    let user = || {
+        std::env::var_os("XDG_CACHE_HOME")
+            .filter(|v| !v.is_empty())
+            .map(PathBuf::from)
+            .or_else(|| std::env::home_dir().map(|h| h.join(".cache")))
+    };
+    own.or_else(|| user().map(|c| c.join("mcl"))).map(|c| c.join("features"))
+}
+
+/// A dataset brought to the size a subject is measured at, and what happens to its images: normalised as the network was trained, never
+/// with the target's own statistics.
+pub struct Prepared {
+    pub dataset: Dataset,
+    pub transform: Transform,
+}
+
+impl Prepared {
+    pub fn new(dataset: &Dataset, subject: &Subject, side: usize) -> Result<Prepared> {
+        let (mean, std) = (subject.meta.mean, subject.meta.std);
+        if side <= SMALL {
+            return Ok(Prepared { dataset: dataset.resized(side)?, transform: Transform::plain(side, mean, std) });
+        }
+        let fits = dataset.one_size && dataset.image_size == side;
+        let transform = match (fits, dataset.one_size) {
+            (true, _) => Transform::plain(side, mean, std),
+            (false, true) => Transform { crop: Crop::Stretch, ..Transform::plain(side, mean, std) },
+            (false, false) => Transform::centre(side, mean, std),
+        };
+        Ok(Prepared { dataset: dataset.clone(), transform })
+    }
+}
+
+/// sha256 of a split: labels, and pixels, or the names, sizes and times of files.
+pub fn split_hash(split: &Split) -> Result<String> {
+    let mut hash = Sha256::new();
+    for label in split.labels.iter() {
+        hash.update(label.to_le_bytes());
+    }
+    match &split.pixels {
+        Pixels::Memory(raw) => {
+            let size = raw.height * raw.width * 3;
+            hash.update(format!("{} x {}", raw.height, raw.width));
+            for &row in split.rows.iter() {
+                hash.update(&raw.data[row as usize * size..(row as usize + 1) * size]);
+            }
+        }
+        Pixels::Files(paths) => {
+            for &row in split.rows.iter() {
+                let path = &paths[row as usize];
+                let known = std::fs::metadata(path).map_err(Error::open(path))?;
+                hash.update(format!("{} {} {:?}\n", path.display(), known.len(), known.modified().ok()));
+            }
+        }
+    }
+    Ok(format!("{:x}", hash.finalize()))
+}
+
+/// Extracts the features of a split, or takes them from the cache.
+pub fn features(subject: &Subject, split: &Split, transform: &Transform, cached: bool, common: &Common) -> Result<Features> {
+    let y = split.labels.to_vec();
+    let Some(folder) = folder().filter(|_| cached) else {
+        return Ok(Features { x: extract(subject, split, transform, common)?, y });
+    };
+    let described = serde_json::to_string(transform).expect("plain values serialise");
+    let key = crate::files::sha256(
+        format!("{VERSION}\n{}\n{}\n{described}\n{}\nf32", subject.hash, subject.arch.name, split_hash(split)?).as_bytes(),
+    );
+    let path = folder.join(format!("{}.safetensors", &key[..32]));
+    if let Some(x) = take(&path, y.len(), subject.arch.dim) {
+        common.say(format!("features {} x {} from the cache ({})", y.len(), subject.arch.dim, size(&path)));
+        return Ok(Features { x, y });
+    }
+    let x = extract(subject, split, transform, common)?;
+    std::fs::create_dir_all(&folder).map_err(Error::io("cannot make", &folder))?;
+    // Its own name until it is whole: another process may be looking for it.
+    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+    Tensor::write_safetensors(&[("x", &x)], &temporary)
+        .map_err(|e| Error::failed(format!("cannot write {}: {e}; --no-cache does without", temporary.display())))?;
+    std::fs::rename(&temporary, &path).map_err(Error::io("cannot write", &path))?;
+    common.say(format!("features {} x {} extracted and kept ({} in {})", y.len(), subject.arch.dim, size(&path), folder.display()));
+    Ok(Features { x, y })
+}
+
+/// A cached set; none where it cannot be read or is not what its name promises: then it is made anew.
+fn take(path: &Path, rows: usize, dim: i64) -> Option<Tensor> {
+    let tensors = if path.exists() { Tensor::read_safetensors(path).ok()? } else { return None };
+    let (_, x) = tensors.into_iter().find(|(name, _)| name == "x")?;
+    (x.size() == [rows as i64, dim] && x.kind() == Kind::Float).then_some(x)
+}
+
+fn size(path: &Path) -> String {
+    let bytes = std::fs::metadata(path).map_or(0, |m| m.len()) as f64;
+    if bytes >= 1e6 { format!("{:.1} MB", bytes / 1e6) } else { format!("{:.0} kB", bytes / 1e3) }
+}
+
+/// Pooled features of all images, in the order of the split.
+fn extract(subject: &Subject, split: &Split, transform: &Transform, common: &Common) -> Result<Tensor> {
+    let mut extractor = subject.extractor(common);
+    let mut parts = vec![];
+    for batch in Loader::eval(split, BATCH, transform.clone()) {
+        parts.push(extractor.extract(&batch?.views[0], false)?.features);
+    }
+    Ok(Tensor::cat(&parts, 0))
+}

@@ -1,0 +1,281 @@
+//! `mcl-eval tsne`: maps of the features of several networks side by side, from the same images and the same start, each with the numbers
+//! that say how far it may be believed. Engines: bhtsne (Barnes-Hut, default) and linfa-tsne.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::Args as ClapArgs;
+use linfa::traits::Transformer;
+use serde::Deserialize;
+use serde_json::json;
+use tch::{Kind, Tensor};
+
+use crate::data::sampler;
+use crate::error::{Error, Result};
+use crate::eval::dataset::Target;
+use crate::eval::features::{self, Prepared};
+use crate::eval::measures::accuracy::own_dataset;
+use crate::eval::network::{PeerChoice, SubjectArgs};
+use crate::eval::protocol::{HowArgs, require};
+use crate::eval::record::{self, Record};
+use crate::eval::{Common, embedding};
+use crate::files;
+use crate::report::plot::{Panel, Points, file_stem};
+use crate::report::{Cell, Figure, Table};
+
+pub const ABOUT: &str = "Map features to the plane, several networks side by side";
+
+#[derive(Debug, Clone, ClapArgs)]
+pub struct Args {
+    #[command(flatten)]
+    pub subjects: SubjectArgs,
+    /// The dataset whose test images are mapped [default: what the networks were trained on]
+    #[arg(long)]
+    pub dataset: Option<String>,
+    /// bhtsne or linfa [default: the protocol's]
+    #[arg(long)]
+    pub engine: Option<String>,
+    /// tsne or a TOML file
+    #[arg(long, default_value = "tsne")]
+    pub protocol: String,
+    #[command(flatten)]
+    pub how: HowArgs,
+}
+
+/// How a map is made.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tsne {
+    pub image_size: i64,
+    pub samples: usize,
+    pub perplexity: f64,
+    pub exaggeration: f64,
+    /// 0: chosen by the number of points.
+    pub learning_rate: f64,
+    pub iterations: usize,
+    pub engine: Engine,
+    pub seed: u64,
+    pub neighbours: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    Bhtsne,
+    Linfa,
+}
+
+/// Iterations with exaggerated attraction.
+const EXAGGERATED: usize = 250;
+/// Momentum after them.
+const MOMENTUM: f32 = 0.8;
+/// How coarse the Barnes-Hut tree may be.
+const THETA: f32 = 0.5;
+const LEAST_RATE: f64 = 200.0;
+/// Up to here one thread is used, so that two runs give the same map bit by bit; beyond, all of them.
+const SAME_AGAIN: usize = 20_000;
+
+/// Maps `x` [N, D] from `start`.
+pub fn embed(x: &Tensor, start: &[[f64; 2]], p: &Tsne) -> Result<Vec<[f64; 2]>> {
+    let (n, dim) = (x.size()[0] as usize, x.size()[1] as usize);
+    if 3.0 * p.perplexity > n as f64 - 1.0 {
+        return Err(Error::input(format!(
+            "t-SNE of {n} points with perplexity {}: at most {:.0} for so many points",
+            p.perplexity,
+            ((n as f64 - 1.0) / 3.0).floor()
+        )));
+    }
+    match p.engine {
+        Engine::Bhtsne => bhtsne(x, start, p, n, dim),
+        Engine::Linfa => linfa(x, p, n, dim),
+    }
+}
+
+fn bhtsne(x: &Tensor, start: &[[f64; 2]], p: &Tsne, n: usize, dim: usize) -> Result<Vec<[f64; 2]>> {
+    let flat = Vec::<f32>::try_from(x.to_kind(Kind::Float).contiguous().view(-1)).expect("a vector of floats");
+    let samples: Vec<&[f32]> = flat.chunks_exact(dim).collect();
+    let first: Vec<f32> = start.iter().flatten().map(|&v| v as f32).collect();
+    let distance = |a: &&[f32], b: &&[f32]| a.iter().zip(*b).map(|(a, b)| (a - b) * (a - b)).sum::<f32>().sqrt();
+    // n / exaggeration (Belkina et al. 2019) in either phase, as openTSNE chooses it. scikit-learn writes max(n / exaggeration / 4, 50) and
+    // means max(n / exaggeration, 200): its gradient carries the factor 4 that bhtsne's and openTSNE's leave out.
+    let rate = |exaggeration: f64| if p.learning_rate > 0.0 { p.learning_rate } else { (n as f64 / exaggeration).max(LEAST_RATE) } as f32;
+    let exaggerated = EXAGGERATED.min(p.iterations);
+    let fit = || {
+        let mut tsne = bhtsne::tSNE::<f32, &[f32], 2>::new(&samples);
+        tsne.perplexity(p.perplexity as f32)
+            .epochs(exaggerated)
+            .early_exaggeration(p.exaggeration as f32)
+            .stop_lying_epoch(exaggerated)
+            .momentum_switch_epoch(exaggerated)
+            .learning_rate(rate(p.exaggeration))
+            .initial_embedding(first)
+            .barnes_hut(THETA, distance);
+        if p.iterations > exaggerated {
+            // The affinities are kept from the first phase.
+            let map = tsne.embedding();
+            tsne.epochs(p.iterations - exaggerated)
+                .stop_lying_epoch(0)
+                .momentum(MOMENTUM)
+                .learning_rate(rate(1.0))
+                .initial_embedding(map)
+                .barnes_hut(THETA, distance);
+        }
+        tsne.embedding()
+    };
+    let map = if n <= SAME_AGAIN {
+        let pool =
+            rayon::ThreadPoolBuilder::new().num_threads(1).build().map_err(|e| Error::failed(format!("cannot start a thread: {e}")))?;
+        pool.install(fit)
+    } else {
+        fit()
+    };
+    finite(map.chunks_exact(2).map(|p| [f64::from(p[0]), f64::from(p[1])]).collect())
+}
+
+/// linfa-tsne draws its own start and knows no exaggeration factor.
+fn linfa(x: &Tensor, p: &Tsne, n: usize, dim: usize) -> Result<Vec<[f64; 2]>> {
+    use rand::SeedableRng;
+    let flat = Vec::<f64>::try_from(x.to_kind(Kind::Double).contiguous().view(-1)).expect("a vector of doubles");
+    let data = ndarray::Array2::from_shape_vec((n, dim), flat).expect("rows times columns");
+    let rng = rand::rngs::SmallRng::seed_from_u64(p.seed);
+    let map = linfa_tsne::TSneParams::embedding_size_with_rng(2, rng)
+        .perplexity(p.perplexity)
+        .approx_threshold(0.5)
+        .max_iter(p.iterations)
+        .preliminary_iter(EXAGGERATED.min(p.iterations))
+        .transform(data)
+        .map_err(|e| Error::failed(format!("linfa's t-SNE: {e}")))?;
+    finite(map.rows().into_iter().map(|row| [row[0], row[1]]).collect())
+}
+
+fn finite(map: Vec<[f64; 2]>) -> Result<Vec<[f64; 2]>> {
+    if map.iter().flatten().all(|v| v.is_finite()) {
+        Ok(map)
+    } else {
+        Err(Error::failed("the map is not finite; try a lower exaggeration"))
+    }
+}
+
+/// As many images of every class as fit into `samples`, by seed, in the order of the split.
+fn draw(labels: &[i64], samples: usize, seed: u64) -> Vec<usize> {
+    if samples >= labels.len() {
+        (0..labels.len()).collect()
+    } else {
+        sampler::stratified(labels, samples as f64 / labels.len() as f64, seed)
+    }
+}
+
+pub fn run(args: &Args, common: &Common) -> Result<()> {
+    let mut protocol = args.how.protocol(&args.protocol, &["tsne"])?;
+    if let Some(engine) = &args.engine {
+        protocol.set("engine", engine.clone());
+    }
+    let p: Tsne = protocol.options()?;
+    require(p.perplexity >= 1.0, "perplexity", p.perplexity, "1 or more")?;
+    require(p.exaggeration >= 1.0, "exaggeration", p.exaggeration, "1 or more")?;
+    require(p.learning_rate >= 0.0, "learning_rate", p.learning_rate, "above 0, or 0 for one by the number of points")?;
+    require(
+        p.samples > 3 && p.iterations > 0 && p.neighbours > 0,
+        "samples, iterations, neighbours",
+        (p.samples, p.iterations, p.neighbours),
+        "4, 1, 1 or more",
+    )?;
+    let subjects = args.subjects.open(common, PeerChoice::All)?;
+    let name = own_dataset(args.dataset.as_deref(), &subjects[0])?;
+    // Networks are mapped on what they learned, unless asked otherwise: of `synthetic`, then, the task they were trained on.
+    let target = if args.dataset.is_some() { Target::open(name, common)? } else { Target::source(name, common)? };
+    let rows = draw(&target.dataset.test.labels, p.samples, p.seed);
+    let labels: Vec<i64> = rows.iter().map(|&r| target.dataset.test.labels[r]).collect();
+    let mut sets = vec![];
+    for subject in &subjects {
+        let prepared = Prepared::new(&target.dataset, subject, subject.image_size(p.image_size))?;
+        sets.push(features::features(subject, &prepared.dataset.test, &prepared.transform, !args.how.no_cache, common)?.rows(&rows).x);
+        subject.check_unchanged()?;
+    }
+    let start = embedding::pca_start(&embedding::side_by_side(&sets));
+    let mut panels = vec![];
+    let mut records = vec![];
+    let mut shown = Table::new("", &["network", "method", "KL divergence", "neighbours kept (%)", "seconds"]);
+    for (subject, x) in subjects.iter().zip(&sets) {
+        let began = Instant::now();
+        let map = embed(x, &start, &p)?;
+        let seconds = began.elapsed().as_secs_f64();
+        let kl = embedding::kl(x, &map, p.perplexity)?;
+        let kept = 100.0 * embedding::neighbours_kept(x, &map, p.neighbours.min(rows.len() - 1));
+        common.say(format!("{}: KL {kl:.3}, {kept:.1} % of {} neighbours kept, {seconds:.1} s", subject.name, p.neighbours));
+        shown.push(vec![
+            Cell::text(&subject.name),
+            Cell::text(&subject.method),
+            Cell::Score(kl, 3),
+            Cell::Score(kept, 1),
+            Cell::Score(seconds, 1),
+        ]);
+        let title = if subject.method.is_empty() {
+            subject.name.clone()
+        } else {
+            format!("{} ({}, {})", subject.name, subject.method, subject.arch.name)
+        };
+        panels.push(Panel { title, note: format!("KL {kl:.3}, {kept:.0} % of {} nearest neighbours kept", p.neighbours), points: map });
+        for (metric, value) in [("kl", kl), ("neighbours_kept", kept)] {
+            records.push(Record {
+                dataset: target.dataset.name.into(),
+                metric: metric.into(),
+                value,
+                n_test: rows.len(),
+                seed: Some(p.seed),
+                split_hash: sampler::hash(&rows),
+                image_size: subject.image_size(p.image_size),
+                seconds,
+                ..Record::new("tsne", subject, common).protocol(&protocol)
+            });
+        }
+    }
+    let folder = subjects[0].out.join("figures");
+    let joined: Vec<&str> = subjects.iter().map(|s| s.name.as_str()).collect();
+    let stem = format!("tsne-{}-{}", target.dataset.name, &files::sha256(format!("{joined:?}{}", protocol.hash()).as_bytes())[..8]);
+    let title = format!("t-SNE of {} test images of {} (perplexity {})", rows.len(), target.dataset.name, p.perplexity);
+    let svg = Points { title: &title, panels: &panels, labels: &labels, classes: &target.dataset.classes }.draw();
+    let figure = Figure::new(stem, format!("{title}; the same images and the same start in every panel"), svg);
+    let written = write(&folder, &figure, &panels, &rows, &labels, &target.dataset.classes)?;
+    for record in &mut records {
+        record.detail = json!({ "figures": [{ "svg": written[0], "caption": figure.caption }] });
+    }
+    record::keep(&records, &subjects, common)?;
+    if common.json {
+        let mut json = record::json(&records, common);
+        json["files"] = json!(written);
+        common.print_json(&json);
+    } else {
+        print!("{}", shown.plain());
+        written.iter().for_each(|path| println!("{}", path.display()));
+    }
+    Ok(())
+}
+
+/// SVG, PNG and the coordinates.
+fn write(
+    folder: &std::path::Path,
+    figure: &Figure,
+    panels: &[Panel],
+    rows: &[usize],
+    labels: &[i64],
+    classes: &[String],
+) -> Result<Vec<PathBuf>> {
+    std::fs::create_dir_all(folder).map_err(Error::io("cannot make", folder))?;
+    let path = |ending: &str| folder.join(format!("{}.{ending}", figure.name));
+    files::write(&path("svg"), figure.svg.as_bytes())?;
+    files::write(&path("png"), &figure.png(2.0)?)?;
+    let mut table = Table::new(figure.name.clone(), &["image", "label", "class"]);
+    for panel in panels {
+        let name = file_stem(&panel.title);
+        table.columns.extend([format!("{name}.x"), format!("{name}.y")]);
+    }
+    for (i, (row, label)) in rows.iter().zip(labels).enumerate() {
+        let mut cells = vec![Cell::Count(*row as i64), Cell::Count(*label), Cell::text(classes[*label as usize].clone())];
+        cells.extend(panels.iter().flat_map(|p| p.points[i].map(|v| Cell::Score(v, 4))));
+        table.push(cells);
+    }
+    files::write(&path("csv"), table.csv()?.as_bytes())?;
+    let full = |p: PathBuf| p.canonicalize().map_err(Error::io("cannot find", &p));
+    [path("svg"), path("png"), path("csv")].into_iter().map(full).collect()
+}

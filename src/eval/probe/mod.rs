@@ -1,0 +1,4 @@
+//! Fitting classifiers on frozen features.
+
+pub mod heads;
+pub mod logreg;

@@ -1,0 +1,237 @@
+//! The convolution that training runs on the CPU: libtorch's, with derivatives of our own (convolution.cpp) and a kernel for the
+//! gradient of a 3 x 3 weight, which libtorch computes at half the speed of the other two.
+
+use std::ffi::c_char;
+
+use tch::Tensor;
+use torch_sys::C_tensor;
+
+#[cfg(target_arch = "x86_64")]
+use super::lanes::{Avx2, Avx512};
+use super::lanes::{Instructions, LANES, Lanes, instructions};
+use super::parallel::{Shared, in_parallel, parts_of};
+use crate::nets::layers::ConvShape;
+use crate::system::cpp;
+
+unsafe extern "C" {
+    fn mcl_convolution(
+        x: *const C_tensor,
+        w: *const C_tensor,
+        stride: i64,
+        padding: i64,
+        dilation: i64,
+        groups: i64,
+        error: *mut *mut c_char,
+    ) -> *mut C_tensor;
+}
+
+/// conv2d of `xs` and `weight` without bias. Can be differentiated any number of times.
+pub fn convolution(xs: &Tensor, weight: &Tensor, shape: ConvShape) -> Tensor {
+    // SAFETY: both tensors live through the call, and the answer is ours.
+    unsafe {
+        cpp::tensor(
+            || format!("convolution of {:?} with {:?}", xs.size(), weight.size()),
+            |error| mcl_convolution(xs.as_ptr(), weight.as_ptr(), shape.stride, shape.padding, shape.dilation, shape.groups, error),
+        )
+    }
+}
+
+/// What the kernel is told of the maps.
+#[derive(Clone, Copy)]
+struct Maps {
+    w: usize,
+    c_in: usize,
+    h_out: usize,
+    w_out: usize,
+    c_out: usize,
+    stride: usize,
+}
+
+const K: usize = 3;
+/// Bytes of the input that stay in the first-level cache while every tile of the weight passes over them.
+const INPUT_AT_ONCE: usize = 20 << 10;
+
+/// dw [3][3][c_in][c_out] = sum over images and places of x (at the window's offset) times g; x and g in channels_last, padding 1.
+///
+/// # Safety
+/// `x`, `g`, `dw` point to as many numbers as `sizes` says: b, h, w, c_in, h_out, w_out, c_out, stride.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mcl_weight_gradient(x: *const f32, g: *const f32, dw: *mut f32, sizes: *const i64) -> bool {
+    // SAFETY: as promised by the caller.
+    let [b, h, w, c_in, h_out, w_out, c_out, stride] = unsafe { *sizes.cast::<[i64; 8]>() }.map(|n| n as usize);
+    let maps = Maps { w, c_in, h_out, w_out, c_out, stride };
+    let Some(with) = instructions() else { return false };
+    if !c_out.is_multiple_of(LANES) || !c_in.is_multiple_of(rows_of(with)) {
+        return false;
+    }
+    let (x, g, dw) = unsafe {
+        (
+            std::slice::from_raw_parts(x, b * h * w * c_in),
+            std::slice::from_raw_parts(g, b * h_out * w_out * c_out),
+            std::slice::from_raw_parts_mut(dw, K * K * c_in * c_out),
+        )
+    };
+    // The images in as many parts as threads; the sums of the parts are added in order, so that one thread count gives one result.
+    let parts = parts_of(x.len() + g.len()).min(b.max(1));
+    let mut sums = vec![0f32; parts * dw.len()];
+    let shared = Shared(sums.as_mut_ptr());
+    in_parallel(parts, &|part| {
+        // SAFETY: every part is run once, so nobody else has this piece of `sums`, which outlives the call.
+        let own = unsafe { shared.slice(part * K * K * c_in * c_out, K * K * c_in * c_out) };
+        let mut padded = vec![0f32; (h + 2) * (w + 2) * c_in];
+        for image in part * b / parts..(part + 1) * b / parts {
+            pad(&x[image * h * w * c_in..][..h * w * c_in], maps, &mut padded);
+            let g = &g[image * h_out * w_out * c_out..][..h_out * w_out * c_out];
+            match with {
+                // The machine has the instructions: `instructions` looked.
+                #[cfg(target_arch = "x86_64")]
+                Instructions::Avx512 => unsafe { image_avx512(&padded, g, maps, own) },
+                #[cfg(target_arch = "x86_64")]
+                Instructions::Avx2 => unsafe { image_avx2(&padded, g, maps, own) },
+            }
+        }
+    });
+    let (first, others) = sums.split_at(dw.len());
+    dw.copy_from_slice(first);
+    for part in others.chunks_exact(dw.len()) {
+        dw.iter_mut().zip(part).for_each(|(sum, more)| *sum += more);
+    }
+    true
+}
+
+/// Input channels in one tile: with the three offsets of a window's row, as many sums as the registers hold.
+const fn rows_of(with: Instructions) -> usize {
+    match with {
+        #[cfg(target_arch = "x86_64")]
+        Instructions::Avx512 => 8,
+        #[cfg(target_arch = "x86_64")]
+        Instructions::Avx2 => 2,
+    }
+}
+
+/// The image inside the zeros that `padded` has around it.
+fn pad(image: &[f32], maps: Maps, padded: &mut [f32]) {
+    let (line, row) = (maps.w * maps.c_in, (maps.w + 2) * maps.c_in);
+    for (y, from) in image.chunks_exact(line).enumerate() {
+        padded[(y + 1) * row + maps.c_in..][..line].copy_from_slice(from);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn image_avx512(x: &[f32], g: &[f32], maps: Maps, dw: &mut [f32]) {
+    unsafe { image::<Avx512, { rows_of(Instructions::Avx512) }>(x, g, maps, dw) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn image_avx2(x: &[f32], g: &[f32], maps: Maps, dw: &mut [f32]) {
+    unsafe { image::<Avx2, { rows_of(Instructions::Avx2) }>(x, g, maps, dw) }
+}
+
+/// Adds one image to `dw`: a tile of the weight (one row of the window, `ROWS` input and `LANES` output channels) in registers at a
+/// time, over some rows of the map.
+///
+/// # Safety
+/// The caller has the instructions of `L`; the slices are as long as `maps` says, `x` with its padding.
+#[inline(always)]
+unsafe fn image<L: Lanes, const ROWS: usize>(x: &[f32], g: &[f32], maps: Maps, dw: &mut [f32]) {
+    let Maps { c_in, c_out, h_out, w_out, stride, .. } = maps;
+    let row = (maps.w + 2) * c_in;
+    let at_once = (INPUT_AT_ONCE / (row * stride * size_of::<f32>())).clamp(1, h_out);
+    for top in (0..h_out).step_by(at_once) {
+        let bottom = (top + at_once).min(h_out);
+        for lanes in (0..c_out).step_by(LANES) {
+            for ky in 0..K {
+                for ci in (0..c_in).step_by(ROWS) {
+                    let place = |kx: usize, i: usize| ((ky * K + kx) * c_in + ci + i) * c_out + lanes;
+                    unsafe {
+                        let to = dw.as_mut_ptr();
+                        let mut sums: [[L; ROWS]; K] = std::array::from_fn(|kx| std::array::from_fn(|i| L::load(to.add(place(kx, i)))));
+                        for y in top..bottom {
+                            let mut from = x.as_ptr().add((y * stride + ky) * row + ci);
+                            let mut gradient = g.as_ptr().add(y * w_out * c_out + lanes);
+                            for _ in 0..w_out {
+                                let here = L::load(gradient);
+                                for (kx, sums) in sums.iter_mut().enumerate() {
+                                    for (i, sum) in sums.iter_mut().enumerate() {
+                                        *sum = sum.add_product(*from.add(kx * c_in + i), here);
+                                    }
+                                }
+                                from = from.add(stride * c_in);
+                                gradient = gradient.add(c_out);
+                            }
+                        }
+                        for (kx, sums) in sums.into_iter().enumerate() {
+                            for (i, sum) in sums.into_iter().enumerate() {
+                                sum.store(to.add(place(kx, i)));
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind};
+
+    use super::*;
+
+    fn wave(shape: &[i64], step: f64, kind: Kind) -> Tensor {
+        (Tensor::arange(shape.iter().product::<i64>(), (Kind::Double, Device::Cpu)) * step).sin().view(shape).to_kind(kind)
+    }
+
+    /// y, dx, dw of L = sum(r * y^2), and the derivatives of |dx|^2 + |dw|^2 after x and w.
+    fn derivatives(conv: impl Fn(&Tensor, &Tensor) -> Tensor, x: &Tensor, w: &Tensor) -> Vec<Tensor> {
+        let (x, w) = (x.detach().set_requires_grad(true), w.detach().set_requires_grad(true));
+        let y = conv(&x, &w);
+        let loss = (wave(&y.size(), 0.61, y.kind()) * y.square()).sum(None);
+        let first = Tensor::run_backward(&[loss], &[&x, &w], true, true);
+        let again = first[0].square().sum(None) + first[1].square().sum(None);
+        let second = Tensor::run_backward(&[again], &[&x, &w], false, false);
+        [y].into_iter().chain(first).chain(second).collect()
+    }
+
+    #[test]
+    fn first_and_second_derivatives_are_libtorchs() {
+        for (c_in, c_out, kernel, stride, side) in [
+            (16, 16, 3, 1, 9),
+            (16, 16, 3, 1, 40), // enough for several threads
+            (16, 32, 3, 2, 8),
+            (16, 32, 3, 2, 7),
+            (16, 32, 1, 2, 8),
+            (3, 16, 3, 1, 8),
+            (32, 24, 3, 1, 5),
+            (64, 64, 3, 1, 8),
+        ] {
+            let shape = ConvShape::new(c_in, c_out, kernel, stride);
+            let plain = |x: &Tensor, w: &Tensor| x.conv2d(w, None::<&Tensor>, [stride, stride], [kernel / 2, kernel / 2], [1, 1], 1);
+            for (kind, tolerance) in [(Kind::Double, 1e-12), (Kind::Float, 2e-5)] {
+                let x = wave(&[5, side, side, c_in], 0.013, kind).permute([0, 3, 1, 2]);
+                let w = wave(&[c_out, c_in, kernel, kernel], 0.7, kind);
+                for x in [x.shallow_clone(), x.contiguous()] {
+                    let (got, want) = (derivatives(|x, w| convolution(x, w, shape), &x, &w), derivatives(plain, &x, &w));
+                    for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                        assert_eq!(got.size(), want.size());
+                        let error = ((got - want).abs().max() / want.abs().max()).double_value(&[]);
+                        assert!(error < tolerance, "{shape:?} {kind:?}, tensor {i}: {error}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn one_thread_count_gives_one_result() {
+        let shape = ConvShape::new(32, 32, 3, 1);
+        let (x, w) = (wave(&[33, 32, 12, 12], 0.017, Kind::Float), wave(&[32, 32, 3, 3], 0.7, Kind::Float));
+        let once = || derivatives(|x, w| convolution(x, w, shape), &x, &w).swap_remove(2);
+        let first = once();
+        for _ in 0..5 {
+            assert_eq!(once(), first);
+        }
+    }
+}
