@@ -20,6 +20,8 @@ FEATURES ?= $(if $(RANKS),mpi)
 MPIRUN   ?= mpirun
 
 CARGO  ?= cargo
+# What the programs were built from. Only the two programs read it: a commit recompiles neither the library nor the C++.
+export MCL_COMMIT := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 BIN     = $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)/release
 LAUNCH  = $(if $(RANKS),$(MPIRUN) -n $(RANKS))
 SMOKE   = $(BIN)/smoke

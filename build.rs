@@ -1,13 +1,10 @@
-//! Gives every binary, test and bench an rpath to libtorch, so that they run with an empty environment and outlive the clone, and
-//! tells the code which commit it was built from. Compiles the C++ files: tch has no way to build a TorchScript module or an
-//! autograd function.
+//! Gives every binary, test and bench an rpath to libtorch, so that they run with an empty environment and outlive the clone. Compiles
+//! the C++ files: tch has no way to build a TorchScript module or an autograd function.
 
 use std::path::Path;
-use std::process::Command;
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    commit();
     let Ok(dir) = std::env::var("DEP_TCH_LIBTORCH_LIB") else {
         return; // torch-sys built with `doc-only`: nothing is linked
     };
@@ -49,18 +46,4 @@ fn cpp(lib: &Path) {
         .flag(format!("-D_GLIBCXX_USE_CXX11_ABI={abi}"))
         .warnings(false) // of torch's headers
         .compile("mcl_cpp");
-}
-
-/// MCL_COMMIT, where this is a git checkout.
-fn commit() {
-    let git = |args: &[&str]| {
-        let output = Command::new("git").args(args).output().ok()?;
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_string())
-    };
-    let Some(hash) = git(&["rev-parse", "--short=12", "HEAD"]) else { return };
-    // The log of HEAD changes with every commit and checkout.
-    if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]).filter(|log| Path::new(log).exists()) {
-        println!("cargo:rerun-if-changed={log}");
-    }
-    println!("cargo:rustc-env=MCL_COMMIT={hash}");
 }

@@ -1,10 +1,13 @@
 //! Files that appear whole or not at all: written under a temporary name beside their place, synced, then renamed.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
+use tch::{Device, Tensor};
 
 use crate::error::{Error, Result};
 
@@ -94,6 +97,48 @@ pub fn point(link: &Path, target: &str) -> Result<()> {
     fs::rename(&temporary, link).map_err(Error::io("cannot link", link))
 }
 
+/// A lock of ours: waits until no other process holds it. Held until the file is dropped.
+pub fn lock(path: &Path) -> Result<File> {
+    let file = lock_file(path)?;
+    file.lock().map_err(Error::io("cannot lock", path))?;
+    Ok(file)
+}
+
+/// As `lock`, without waiting: none where another process holds it.
+pub fn try_lock(path: &Path) -> Result<Option<File>> {
+    let file = lock_file(path)?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(fs::TryLockError::WouldBlock) => Ok(None),
+        Err(fs::TryLockError::Error(e)) => Err(Error::io("cannot lock", path)(e)),
+    }
+}
+
+fn lock_file(path: &Path) -> Result<File> {
+    OpenOptions::new().create(true).truncate(false).write(true).open(path).map_err(Error::io("cannot write", path))
+}
+
+/// Writes a value as readable JSON.
+pub fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<()> {
+    let text = serde_json::to_string_pretty(value).map_err(|e| Error::failed(format!("cannot write {}: {e}", path.display())))?;
+    write(path, text.as_bytes())
+}
+
+/// Reads a JSON file of ours; a file that is not what it should be is named.
+pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
+    let text = fs::read_to_string(path).map_err(Error::open(path))?;
+    serde_json::from_str(&text).map_err(|e| Error::file(path, e.to_string()))
+}
+
+/// The bytes of a tensor in row-major order, from whatever device it is on.
+pub fn tensor_bytes(tensor: &Tensor) -> Vec<u8> {
+    let tensor = tensor.detach().to_device(Device::Cpu).contiguous();
+    let mut bytes = vec![0u8; tensor.numel() * tensor.kind().elt_size_in_bytes()];
+    tensor.copy_data_u8(&mut bytes, tensor.numel());
+    bytes
+}
+
+/// sha256 as 64 hexadecimal digits.
 pub fn sha256(bytes: &[u8]) -> String {
     format!("{:x}", Sha256::digest(bytes))
 }

@@ -1,57 +1,264 @@
-//! The folder a run leaves behind: recipe, environment, log, metrics, and the lock that keeps a second trainer out.
+//! The run folder: the only place that spells the names of the files in it, and the one definition of each number a run is told by.
+//!
+//! ```text
+//! recipe.toml  asked.toml            what was asked for, resolved and as given
+//! environment.json                   machine, versions, command, hashes of the splits
+//! train-indices.csv  holdout-indices.csv
+//! metrics.csv  metrics.jsonl         one row an epoch
+//! log.txt  lock  events.out.tfevents.*
+//! checkpoints/step-N  last  best     everything needed to go on, to the bit
+//! networks/peer-M.safetensors        what ships; best.safetensors points at the one chosen on held-out images
+//! summary.json                       how a finished run came out
+//! results.csv  results.jsonl         what was measured of it later, with figures/, draws/ and export/
+//! ```
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use serde_json::json;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
 use crate::files;
-use crate::system::ranks;
+use crate::report::Cell;
 
-/// An open run folder; the lock goes with the process.
+/// One epoch of metrics: name and value, in the order they are written.
+pub type Row = Map<String, Value>;
+
+/// Where everything of a run lies. Making one touches no file.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunFolder {
-    pub path: PathBuf,
+    path: PathBuf,
+}
+
+impl RunFolder {
+    /// The folder at `path`, which need not be there yet.
+    pub fn at(path: impl Into<PathBuf>) -> RunFolder {
+        RunFolder { path: path.into() }
+    }
+
+    /// The folder itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its last part, with links followed: `runs/latest` is called what it points at.
+    pub fn name(&self) -> Result<String> {
+        let full = self.path.canonicalize().map_err(Error::open(&self.path))?;
+        Ok(full.file_name().unwrap_or_default().to_string_lossy().into_owned())
+    }
+
+    /// The recipe with every key resolved.
+    pub fn recipe(&self) -> PathBuf {
+        self.path.join("recipe.toml")
+    }
+
+    /// The recipe as an experiment asked for it, before the method filled in its defaults.
+    pub fn asked(&self) -> PathBuf {
+        self.path.join("asked.toml")
+    }
+
+    /// Machine, versions, command and hashes of the splits.
+    pub fn environment(&self) -> PathBuf {
+        self.path.join("environment.json")
+    }
+
+    /// Which training images were used, where not all were.
+    pub fn train_indices(&self) -> PathBuf {
+        self.path.join("train-indices.csv")
+    }
+
+    /// Which training images were held out.
+    pub fn holdout_indices(&self) -> PathBuf {
+        self.path.join("holdout-indices.csv")
+    }
+
+    /// One row an epoch, for spreadsheets.
+    pub fn metrics_csv(&self) -> PathBuf {
+        self.path.join("metrics.csv")
+    }
+
+    /// One row an epoch, for programs.
+    pub fn metrics_jsonl(&self) -> PathBuf {
+        self.path.join("metrics.jsonl")
+    }
+
+    /// What was said while training.
+    pub fn log(&self) -> PathBuf {
+        self.path.join("log.txt")
+    }
+
+    /// Held by the process that trains here.
+    pub fn lock(&self) -> PathBuf {
+        self.path.join("lock")
+    }
+
+    /// Everything needed to go on.
+    pub fn checkpoints(&self) -> PathBuf {
+        self.path.join("checkpoints")
+    }
+
+    /// The networks that ship.
+    pub fn networks(&self) -> PathBuf {
+        self.path.join("networks")
+    }
+
+    /// The m-th network that ships.
+    pub fn network(&self, m: usize) -> PathBuf {
+        self.networks().join(network_file(m))
+    }
+
+    /// A link to the network that was chosen on held-out images.
+    pub fn best_network(&self) -> PathBuf {
+        self.networks().join("best.safetensors")
+    }
+
+    /// How a finished run came out.
+    pub fn summary(&self) -> PathBuf {
+        self.path.join("summary.json")
+    }
+
+    /// Measurements, for spreadsheets.
+    pub fn results_csv(&self) -> PathBuf {
+        self.path.join("results.csv")
+    }
+
+    /// Measurements, for programs.
+    pub fn results_jsonl(&self) -> PathBuf {
+        self.path.join("results.jsonl")
+    }
+
+    /// Held by the process that adds measurements.
+    pub fn results_lock(&self) -> PathBuf {
+        self.path.join("results.lock")
+    }
+
+    /// Pictures that measurements drew.
+    pub fn figures(&self) -> PathBuf {
+        self.path.join("figures")
+    }
+
+    /// Which images each draw of a few-shot measurement took.
+    pub fn draws(&self) -> PathBuf {
+        self.path.join("draws")
+    }
+
+    /// Exported networks.
+    pub fn exports(&self) -> PathBuf {
+        self.path.join("export")
+    }
+
+    /// How far an experiment has come with this run.
+    pub fn experiment_progress(&self) -> PathBuf {
+        self.path.join("evidence.json")
+    }
+
+    /// The batch that made a step fail; with several ranks each keeps its own.
+    pub fn diverged_batch(&self, step: usize, rank: Option<usize>) -> PathBuf {
+        let of_rank = rank.map_or(String::new(), |rank| format!("-rank-{rank}"));
+        self.path.join(format!("diverged-step-{step}{of_rank}.safetensors"))
+    }
+
+    /// The networks that shipped, in order; none before the run is finished.
+    pub fn shipped(&self) -> Vec<PathBuf> {
+        (0..).map(|m| self.network(m)).take_while(|file| file.exists()).collect()
+    }
+
+    /// The resolved recipe as a table.
+    pub fn read_recipe(&self) -> Result<toml::Table> {
+        let path = self.recipe();
+        let text = fs::read_to_string(&path)
+            .map_err(|e| Error::input(format!("{} is not a run: {} cannot be read ({e})", self.path.display(), path.display())))?;
+        text.parse().map_err(|e: toml::de::Error| Error::file(&path, e.message()))
+    }
+
+    /// What the run was made with; null where an old run did not say.
+    pub fn read_environment(&self) -> Result<Value> {
+        let path = self.environment();
+        if path.exists() { files::read_json(&path) } else { Ok(Value::Null) }
+    }
+
+    /// Writes both metrics files anew. A column that appears later is empty in earlier rows.
+    pub fn write_metrics(&self, rows: &[Row]) -> Result<()> {
+        let csv_path = self.metrics_csv();
+        let fault = |e: String| Error::failed(format!("cannot write {}: {e}", csv_path.display()));
+        let columns = columns(rows);
+        let mut csv = csv::Writer::from_writer(vec![]);
+        csv.write_record(&columns).map_err(|e| fault(e.to_string()))?;
+        for row in rows {
+            let cell = |column: &&str| match row.get(*column) {
+                None | Some(Value::Null) => String::new(),
+                Some(Value::String(s)) => s.clone(),
+                Some(other) => other.to_string(),
+            };
+            csv.write_record(columns.iter().map(cell)).map_err(|e| fault(e.to_string()))?;
+        }
+        files::write(&csv_path, &csv.into_inner().map_err(|e| fault(e.to_string()))?)?;
+        let lines: String = rows.iter().map(|row| format!("{}\n", Value::Object(row.clone()))).collect();
+        files::write(&self.metrics_jsonl(), lines.as_bytes())
+    }
+
+    /// All finished epochs; none where there is no metrics file yet.
+    pub fn read_metrics(&self) -> Result<Vec<Row>> {
+        let path = self.metrics_jsonl();
+        let text = if path.exists() { fs::read_to_string(&path).map_err(Error::open(&path))? } else { String::new() };
+        let parse = |(i, line): (usize, &str)| serde_json::from_str(line).map_err(|e| Error::file(&path, format!("line {}: {e}", i + 1)));
+        text.lines().enumerate().map(parse).collect()
+    }
+
+    /// Writes how the run came out.
+    pub fn write_summary(&self, summary: &Summary) -> Result<()> {
+        files::write_json(&self.summary(), summary)
+    }
+
+    /// How the run came out; none before it is finished.
+    pub fn read_summary(&self) -> Result<Option<Summary>> {
+        let path = self.summary();
+        if path.exists() { files::read_json(&path).map(Some) } else { Ok(None) }
+    }
+
+    /// Makes the folder and keeps every other trainer out of it.
+    pub fn open(&self) -> Result<OpenRun> {
+        fs::create_dir_all(&self.path).map_err(Error::io("cannot make the run folder", &self.path))?;
+        let lock = files::try_lock(&self.lock())?.ok_or_else(|| {
+            Error::input(format!("another process is training in {}; choose another folder or wait for it", self.path.display()))
+        })?;
+        let path = self.log();
+        let log = fs::OpenOptions::new().create(true).append(true).open(&path).map_err(Error::io("cannot write", &path))?;
+        Ok(OpenRun { folder: self.clone(), log, _lock: lock })
+    }
+}
+
+/// The file name of the m-th network, in `networks/` and in checkpoints.
+pub fn network_file(m: usize) -> String {
+    format!("peer-{m}.safetensors")
+}
+
+/// The number in a network's file name.
+pub fn network_number(file: &Path) -> Option<usize> {
+    file.file_stem()?.to_string_lossy().strip_prefix("peer-")?.parse().ok()
+}
+
+/// A run folder that this process writes to; the lock goes with the process.
+pub struct OpenRun {
+    /// Where everything lies.
+    pub folder: RunFolder,
     log: File,
     _lock: File,
 }
 
-impl RunFolder {
-    /// Makes or opens the folder and locks it.
-    pub fn open(path: &Path) -> Result<RunFolder> {
-        fs::create_dir_all(path).map_err(Error::io("cannot make the run folder", path))?;
-        let lock_path = path.join("lock");
-        let lock =
-            OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path).map_err(Error::io("cannot write", &lock_path))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(fs::TryLockError::WouldBlock) => {
-                return Err(Error::input(format!(
-                    "another process is training in {}; choose another --out or wait for it",
-                    path.display()
-                )));
-            }
-            Err(fs::TryLockError::Error(e)) => return Err(Error::io("cannot lock", &lock_path)(e)),
-        }
-        let log_path = path.join("log.txt");
-        let log = OpenOptions::new().create(true).append(true).open(&log_path).map_err(Error::io("cannot write", &log_path))?;
-        Ok(RunFolder { path: path.to_path_buf(), log, _lock: lock })
-    }
-
-    pub fn join(&self, name: &str) -> PathBuf {
-        self.path.join(name)
-    }
-
-    /// Appends a line to log.txt with the time in front.
+impl OpenRun {
+    /// Appends a line to the log with the time in front.
     pub fn log(&mut self, line: &str) -> Result<()> {
         let stamp = chrono::Local::now().format("%Y-%m-%d %H:%M:%S");
-        writeln!(self.log, "{stamp} {line}").map_err(Error::io("cannot write", self.path.join("log.txt")))
+        writeln!(self.log, "{stamp} {line}").map_err(Error::io("cannot write", self.folder.log()))
     }
 
     /// `latest` beside the run, where the run stands in a folder called `runs`.
     pub fn point_latest(&self) -> Result<()> {
-        let full = self.path.canonicalize().map_err(Error::io("cannot find", &self.path))?;
+        let path = self.folder.path();
+        let full = path.canonicalize().map_err(Error::io("cannot find", path))?;
         match (full.parent(), full.file_name()) {
             (Some(parent), Some(name)) if parent.file_name().is_some_and(|p| p == "runs") => {
                 files::point(&parent.join("latest"), &name.to_string_lossy())
@@ -61,49 +268,218 @@ impl RunFolder {
     }
 }
 
-/// What a number was computed with.
-pub fn environment(device: &str, threads: usize) -> serde_json::Value {
-    json!({
-        "mcl": env!("CARGO_PKG_VERSION"),
-        "commit": option_env!("MCL_COMMIT").unwrap_or("unknown"),
-        "tch": "0.26",
-        "libtorch": libtorch_version(),
-        "device": device,
-        "threads": threads,
-        "ranks": ranks::count(),
-        "cpu": cpu_model(),
-        "cores": std::thread::available_parallelism().map_or(0, usize::from),
-        "memory_mb": memory_mb(),
-        "os": std::env::consts::OS,
-        "arch": std::env::consts::ARCH,
-        "command": std::env::args().collect::<Vec<_>>().join(" "),
-        "started": chrono::Local::now().to_rfc3339(),
-    })
+/// All column names, in the order they first appear.
+pub fn columns(rows: &[Row]) -> Vec<&str> {
+    let mut names: Vec<&str> = vec![];
+    for row in rows {
+        names.extend(row.keys().map(String::as_str).filter(|k| !names.contains(k)).collect::<Vec<_>>());
+    }
+    names
 }
 
-/// The version the build was made against; torch-sys refuses others.
-pub fn libtorch_version() -> String {
-    let file = Path::new(env!("MCL_LIBTORCH_LIB")).join("../build-version");
-    fs::read_to_string(file).map_or_else(|_| "unknown".to_string(), |v| v.trim().to_string())
+/// A column by epoch; not a number where an epoch lacks it.
+pub fn column(rows: &[Row], name: &str) -> Vec<f64> {
+    rows.iter().map(|row| row.get(name).and_then(Value::as_f64).unwrap_or(f64::NAN)).collect()
 }
 
-pub fn cpu_model() -> String {
-    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = info.lines().find(|l| l.starts_with("model name")).and_then(|l| l.split_once(':'));
-    model.map_or_else(|| "unknown".to_string(), |(_, name)| name.trim().to_string())
+/// Test accuracy of one network in percent, told four ways. Tables call them by `FOUR_WAYS`. Epochs count from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct FourWays {
+    /// Own classifier, after the last epoch.
+    pub last: f64,
+    /// Own classifier, at the epoch where it was best on held-out images, and that epoch. None without held-out images.
+    pub by_holdout: Option<(f64, usize)>,
+    /// Own classifier, at the epoch where it was best on the test images, and that epoch: optimistic.
+    #[serde(rename = "best_test")]
+    pub best_epoch: (f64, usize),
+    /// The best of all stages' classifiers at its best epoch on the test images, that stage (from 1) and epoch: what the released code
+    /// prints, more optimistic still.
+    #[serde(default)]
+    pub best_stage: Option<(f64, usize, usize)>,
 }
 
-fn memory_mb() -> u64 {
-    proc_kb("/proc/meminfo", "MemTotal:") / 1024
+/// What tables call the four numbers of a network.
+pub const FOUR_WAYS: [&str; 4] = ["last epoch", "epoch chosen on held-out images", "best test epoch", "best test epoch and stage"];
+
+/// What a table of the four numbers says under itself.
+pub const FOUR_WAYS_NOTE: &str = "Test accuracy of a network, told four ways. The last epoch, and the epoch chosen on held-out images, never looked at the test images. The best test epoch chooses on them and is optimistic. The best test epoch and stage also takes the best of a network's auxiliary classifiers: the released code of the paper prints that one.";
+
+impl FourWays {
+    /// The four numbers for a table, in the order of `FOUR_WAYS`.
+    pub fn cells(&self) -> [Cell; 4] {
+        let at = |(value, epoch): (f64, usize)| Cell::text(format!("{value:.2} (epoch {epoch})"));
+        let stage = |(value, stage, epoch): (f64, usize, usize)| Cell::text(format!("{value:.2} (stage {stage}, epoch {epoch})"));
+        [
+            Cell::score(Some(self.last)),
+            self.by_holdout.map_or(Cell::Empty, at),
+            at(self.best_epoch),
+            self.best_stage.map_or(Cell::Empty, stage),
+        ]
+    }
+
+    /// The numbers of network `m`. The first `skipped` epochs trained something else (a method's first phase) and do not count. None
+    /// where no epoch is left.
+    pub fn of(rows: &[Row], m: usize, skipped: usize) -> Option<FourWays> {
+        let rows = rows.get(skipped..).filter(|rows| !rows.is_empty())?;
+        let test = column(rows, &format!("test.peer{m}.top1"));
+        let best = |values: &[f64]| {
+            let known = (0..values.len()).filter(|&i| values[i].is_finite());
+            known.rev().max_by(|&a, &b| values[a].total_cmp(&values[b])) // of equals the first
+        };
+        let own = best(&test)?;
+        let held = best(&column(rows, &format!("holdout.peer{m}.top1")));
+        let mut best_stage: Option<(f64, usize, usize)> = None;
+        for (stage, name) in stage_columns(rows, m) {
+            let values = column(rows, &name);
+            if let Some(i) = best(&values).filter(|&i| best_stage.is_none_or(|(value, ..)| values[i] > value)) {
+                best_stage = Some((values[i], stage, skipped + i + 1));
+            }
+        }
+        Some(FourWays {
+            last: *test.last()?,
+            by_holdout: held.map(|i| (test[i], skipped + i + 1)),
+            best_epoch: (test[own], skipped + own + 1),
+            best_stage,
+        })
+    }
 }
 
-/// Peak resident memory of this process.
-pub fn peak_mb() -> u64 {
-    proc_kb("/proc/self/status", "VmHWM:") / 1024
+/// The test columns of a network's stages, from the first; the last one is its own classifier.
+fn stage_columns(rows: &[Row], m: usize) -> Vec<(usize, String)> {
+    let prefix = format!("test.peer{m}.stage");
+    let number = |name: &str| name.strip_prefix(&prefix)?.strip_suffix(".top1")?.parse::<usize>().ok();
+    let mut stages: Vec<(usize, String)> = columns(rows).into_iter().filter_map(|name| Some((number(name)?, name.to_string()))).collect();
+    stages.sort();
+    let own = stages.last().map_or(1, |(stage, _)| stage + 1);
+    stages.push((own, format!("test.peer{m}.top1")));
+    stages
 }
 
-/// A "Key:  123 kB" line; 0 where there is no /proc.
-fn proc_kb(file: &str, key: &str) -> u64 {
-    let text = fs::read_to_string(file).unwrap_or_default();
-    text.lines().find_map(|l| l.strip_prefix(key)).and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+/// The network and epoch the held-out images chose.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Best {
+    /// From 1.
+    pub epoch: usize,
+    /// Steps taken by then.
+    pub step: usize,
+    /// Which network.
+    pub peer: usize,
+    /// Its accuracy on the held-out images, in percent.
+    pub holdout_top1: f64,
+}
+
+/// How a finished run came out.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Summary {
+    /// The run folder.
+    pub out: PathBuf,
+    /// The networks that ship.
+    pub networks: Vec<NetworkSummary>,
+    /// Test accuracy of all networks together after the last epoch, in percent.
+    pub ensemble_top1: f64,
+    /// Without held-out images nothing was chosen.
+    pub best: Option<Best>,
+    /// All epochs, those of a first phase included.
+    pub epochs: usize,
+    /// Optimizer steps.
+    pub steps: usize,
+    /// By the clock, over all sittings.
+    pub seconds: f64,
+    /// Of the steps alone, meta steps included.
+    pub seconds_per_step: f64,
+    /// The most memory the process held, in MB; 0 where the system does not say.
+    pub peak_mb: f64,
+    /// The files in `networks/`.
+    pub shipped: Vec<PathBuf>,
+}
+
+/// One network that ships.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct NetworkSummary {
+    /// Its architecture.
+    pub arch: String,
+    /// Its test accuracy.
+    #[serde(flatten)]
+    pub accuracy: FourWays,
+}
+
+/// A run folder, read: what reports and measurements need to know of a run.
+pub struct Run {
+    /// Unique among the runs of one command.
+    pub name: String,
+    /// Where it lies.
+    pub folder: RunFolder,
+    /// The resolved recipe.
+    pub recipe: toml::Table,
+    /// What it was made with; null where an old run did not say.
+    pub environment: Value,
+    /// One row an epoch.
+    pub metrics: Vec<Row>,
+}
+
+impl Run {
+    /// Reads a run with at least one finished epoch.
+    pub fn read(path: &Path) -> Result<Run> {
+        if !path.is_dir() {
+            return Err(Error::input(format!("no run at {}; accepted: a folder `mcl-train run` made", path.display())));
+        }
+        let folder = RunFolder::at(path);
+        let recipe = folder.read_recipe()?;
+        let metrics = folder.read_metrics()?;
+        if metrics.is_empty() {
+            return Err(Error::input(format!("{} has no finished epoch to report on (metrics.jsonl is missing or empty)", path.display())));
+        }
+        Ok(Run { name: folder.name()?, recipe, environment: folder.read_environment()?, metrics, folder })
+    }
+
+    /// A value of the recipe that is text, or nothing.
+    fn text(&self, section: &str, key: &str) -> &str {
+        self.recipe.get(section).and_then(|s| s.get(key)).and_then(|v| v.as_str()).unwrap_or_default()
+    }
+
+    /// How it was trained.
+    pub fn method(&self) -> &str {
+        self.text("method", "name")
+    }
+
+    /// What it was trained on.
+    pub fn dataset(&self) -> &str {
+        self.text("data", "name")
+    }
+
+    /// The networks of its cohort.
+    pub fn archs(&self) -> Vec<String> {
+        let archs = self.recipe.get("cohort").and_then(|c| c.get("archs")).and_then(|a| a.as_array());
+        archs.into_iter().flatten().filter_map(|a| a.as_str().map(String::from)).collect()
+    }
+
+    /// A value of the recipe as it is written there.
+    pub fn setting(&self, section: &str, key: &str) -> String {
+        self.recipe.get(section).and_then(|s| s.get(key)).map_or(String::new(), |v| v.to_string())
+    }
+
+    /// A column of the metrics by epoch.
+    pub fn column(&self, name: &str) -> Vec<f64> {
+        column(&self.metrics, name)
+    }
+
+    /// The names of all columns.
+    pub fn columns(&self) -> Vec<&str> {
+        columns(&self.metrics)
+    }
+
+    /// The value of the last epoch.
+    pub fn last(&self, name: &str) -> Option<f64> {
+        self.column(name).last().copied().filter(|v| v.is_finite())
+    }
+
+    /// Epochs of a method's first phase, which trained something else than what ships.
+    fn skipped(&self) -> usize {
+        self.environment["extra_epochs"].as_u64().unwrap_or(0) as usize
+    }
+
+    /// Test accuracy of network `m`.
+    pub fn accuracy(&self, m: usize) -> Option<FourWays> {
+        FourWays::of(&self.metrics, m, self.skipped())
+    }
 }

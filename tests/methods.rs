@@ -12,7 +12,8 @@ use mcl::methods::METHODS;
 use mcl::nets::layers::Pass;
 use mcl::nets::{self, Network};
 use mcl::recipe::Recipe;
-use mcl::train::{self, Job, Summary};
+use mcl::run::Summary;
+use mcl::train::{self, Job};
 use mcl::weights::{self, LoadOptions};
 use support::write_colours;
 use tch::{Device, Kind};
@@ -39,6 +40,7 @@ fn run(recipe: &Recipe, data: &Path, out: &Path, stop: bool) -> mcl::error::Resu
         from: None,
         init: None,
         quiet: true,
+        commit: "test",
         stop: &stop,
     })
 }
@@ -52,7 +54,7 @@ fn learns_and_ships(method: &str, count: usize, resumed: bool) {
     let (whole, broken) = (folder.path().join("whole"), folder.path().join("broken"));
     let summary = run(&recipe, data, &whole, false).unwrap();
 
-    let best = summary.networks.iter().map(|n| n.last).fold(0.0, f64::max);
+    let best = summary.networks.iter().map(|n| n.accuracy.last).fold(0.0, f64::max);
     assert!(best > 30.0, "{method} x {count}: {best} % after two epochs, and chance is 10");
     assert_eq!(summary.epochs, if method == "ckd_mkt" { 4 } else { 2 });
     assert_eq!(summary.networks.len(), if method == "ffsd" { 1 } else { count }, "{method}: networks shipped");

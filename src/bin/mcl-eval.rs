@@ -11,6 +11,12 @@ use mcl::error::Result;
 use mcl::eval::Common;
 use mcl::system::device::{self, DeviceChoice};
 
+/// What this program was built from; `make` says.
+const COMMIT: &str = match option_env!("MCL_COMMIT") {
+    Some(commit) => commit,
+    None => "unknown",
+};
+
 #[derive(Parser)]
 #[command(name = "mcl-eval", version, about = "Measure how well pre-trained networks transfer; look after data and set-up")]
 struct Cli {
@@ -58,7 +64,7 @@ fn main() -> ExitCode {
         }
     };
     let threads = device::set_threads(cli.threads);
-    let common = Common { data: cli.data, device: cli.device.0, threads, json: cli.json, quiet: cli.quiet };
+    let common = Common { data: cli.data, device: cli.device.0, threads, json: cli.json, quiet: cli.quiet, commit: COMMIT };
     match act(cli.command, &common) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {

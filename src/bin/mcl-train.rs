@@ -14,9 +14,17 @@ use mcl::experiment::compare::{self, Comparison};
 use mcl::experiment::jobs;
 use mcl::methods;
 use mcl::recipe::Recipe;
+use mcl::report::{Cell, Table};
+use mcl::run::{FOUR_WAYS, Summary};
 use mcl::system::device::{self, DeviceChoice};
 use mcl::system::ranks;
-use mcl::train::{self, Job, Summary};
+use mcl::train::{self, Job};
+
+/// What this program was built from; `make` says.
+const COMMIT: &str = match option_env!("MCL_COMMIT") {
+    Some(commit) => commit,
+    None => "unknown",
+};
 
 #[derive(Parser)]
 #[command(
@@ -206,6 +214,7 @@ fn run(args: RunArgs) -> Result<()> {
         from: args.from,
         init: args.init,
         quiet: args.quiet,
+        commit: COMMIT,
         stop: &stop,
     };
     let summary = train::run(job)?;
@@ -251,18 +260,14 @@ fn compare(args: CompareArgs) -> Result<()> {
 
 fn print_summary(summary: &Summary) {
     println!();
-    println!("Test top-1 (%)            last epoch   best by held-out part   best test epoch (the paper's way)");
-    for (m, net) in summary.networks.iter().enumerate() {
-        let held = net.by_holdout.map_or("-".to_string(), |(top1, epoch)| format!("{top1:.2} (epoch {epoch})"));
-        println!(
-            "{:<24} {:>11.2} {:>23} {:>24}",
-            format!("network {m} {}", net.arch),
-            net.last,
-            held,
-            format!("{:.2} (epoch {})", net.best_test.0, net.best_test.1)
-        );
+    let mut shown = Table::new("", &[&["test top-1 (%)"], &FOUR_WAYS[..]].concat());
+    for (m, network) in summary.networks.iter().enumerate() {
+        let name = Cell::text(format!("network {m} {}", network.arch));
+        shown.push(std::iter::once(name).chain(network.accuracy.cells()).collect());
     }
-    println!("{:<24} {:>11.2}", "ensemble", summary.ensemble_top1);
+    let ensemble = vec![Cell::text("ensemble"), Cell::Score(summary.ensemble_top1, 2), Cell::Empty, Cell::Empty, Cell::Empty];
+    shown.push(ensemble);
+    print!("{}", shown.plain());
     match summary.best {
         Some(best) => println!(
             "The held-out part chose network {} at epoch {} ({:.2} % there): networks/best.safetensors",

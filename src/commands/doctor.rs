@@ -9,7 +9,7 @@ use tch::{Cuda, Kind, Tensor};
 use crate::data::{self, check};
 use crate::error::{Error, Result};
 use crate::eval::Common;
-use crate::run;
+use crate::system::machine;
 use crate::system::ranks;
 
 /// The libtorch tch 0.26 is made for.
@@ -69,8 +69,8 @@ pub fn run(common: &Common) -> Result<()> {
 }
 
 fn version() -> Finding {
-    let found = run::libtorch_version();
-    let folder = env!("MCL_LIBTORCH_LIB");
+    let found = machine::libtorch_version();
+    let folder = machine::libtorch_folder();
     if found.split('+').next() == Some(LIBTORCH) {
         return ok("libtorch", format!("{found} in {folder}"));
     }
@@ -83,7 +83,7 @@ fn loaded() -> Finding {
     let Some(path) = maps.lines().find_map(|l| l.split_whitespace().last().filter(|p| p.contains("libtorch_cpu."))) else {
         return ok("rpath", "libtorch is loaded (this system does not say from where)".into());
     };
-    let built = Path::new(env!("MCL_LIBTORCH_LIB"));
+    let built = Path::new(machine::libtorch_folder());
     if Path::new(path).parent() == Some(built) {
         return ok("rpath", format!("loaded from {}", built.display()));
     }
@@ -166,7 +166,7 @@ fn cores(common: &Common) -> Finding {
             "{} cores, libtorch uses {} ({})",
             std::thread::available_parallelism().map_or(0, usize::from),
             common.threads,
-            run::cpu_model()
+            machine::cpu_model()
         ),
     )
 }

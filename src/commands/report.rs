@@ -9,11 +9,13 @@ use serde_json::Value;
 
 use crate::error::{Error, Result};
 use crate::eval::Common;
+use crate::eval::figures::{by_epoch, gate_figure, lambda_figures};
 use crate::eval::protocol::Protocol;
 use crate::eval::record::{self, Record};
 use crate::files;
 use crate::report::plot::{Heat, Lines, Series};
 use crate::report::{Cell, Figure, Report, Section, Table, paper, table};
+use crate::run::{FOUR_WAYS, FOUR_WAYS_NOTE, Run, RunFolder};
 
 pub const ABOUT: &str = "Gather runs and results into one report (Markdown, CSV, one HTML file)";
 
@@ -32,126 +34,24 @@ pub struct Args {
     pub title: String,
 }
 
-/// A run folder, read.
-pub struct Run {
-    pub name: String,
-    pub path: PathBuf,
-    pub method: String,
-    pub archs: Vec<String>,
-    pub dataset: String,
-    pub recipe: toml::Table,
-    pub environment: Value,
-    /// One row an epoch.
-    pub metrics: Vec<serde_json::Map<String, Value>>,
-    pub records: Vec<Record>,
-}
-
-impl Run {
-    pub fn read(path: &Path) -> Result<Run> {
-        if !path.is_dir() {
-            return Err(Error::input(format!("no run at {}; accepted: a folder `mcl-train run` made", path.display())));
-        }
-        let recipe_path = path.join("recipe.toml");
-        let text = fs::read_to_string(&recipe_path)
-            .map_err(|e| Error::input(format!("{} is not a run: {} cannot be read ({e})", path.display(), recipe_path.display())))?;
-        let recipe: toml::Table = text.parse().map_err(|e: toml::de::Error| Error::file(&recipe_path, e.message()))?;
-        let metrics_path = path.join("metrics.jsonl");
-        let metrics =
-            if metrics_path.exists() { fs::read_to_string(&metrics_path).map_err(Error::open(&metrics_path))? } else { String::new() };
-        let parse =
-            |(i, line): (usize, &str)| serde_json::from_str(line).map_err(|e| Error::file(&metrics_path, format!("line {}: {e}", i + 1)));
-        let metrics: Vec<_> = metrics.lines().enumerate().map(parse).collect::<Result<_>>()?;
-        if metrics.is_empty() {
-            return Err(Error::input(format!("{} has no finished epoch to report on (metrics.jsonl is missing or empty)", path.display())));
-        }
-        let environment_path = path.join("environment.json");
-        let environment = if environment_path.exists() {
-            let text = fs::read_to_string(&environment_path).map_err(Error::open(&environment_path))?;
-            serde_json::from_str(&text).map_err(|e| Error::file(&environment_path, e.to_string()))?
-        } else {
-            Value::Null
-        };
-        let text = |section: &str, key: &str| {
-            recipe.get(section).and_then(|s| s.get(key)).and_then(|v| v.as_str()).unwrap_or_default().to_string()
-        };
-        let archs = recipe.get("cohort").and_then(|c| c.get("archs")).and_then(|a| a.as_array()).cloned().unwrap_or_default();
-        let full = path.canonicalize().map_err(Error::open(path))?;
-        Ok(Run {
-            name: full.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-            path: path.to_path_buf(),
-            method: text("method", "name"),
-            archs: archs.iter().filter_map(|a| a.as_str().map(String::from)).collect(),
-            dataset: text("data", "name"),
-            records: record::read(path)?,
-            recipe,
-            environment,
-            metrics,
-        })
-    }
-
-    fn setting(&self, section: &str, key: &str) -> String {
-        self.recipe.get(section).and_then(|s| s.get(key)).map_or(String::new(), |v| v.to_string())
-    }
-
-    /// A column of the metrics, by epoch; not a number where an epoch lacks it.
-    pub fn column(&self, name: &str) -> Vec<f64> {
-        self.metrics.iter().map(|row| row.get(name).and_then(Value::as_f64).unwrap_or(f64::NAN)).collect()
-    }
-
-    pub fn columns(&self) -> Vec<&str> {
-        let mut names: Vec<&str> = vec![];
-        for row in &self.metrics {
-            names.extend(row.keys().map(String::as_str).filter(|k| !names.contains(k)).collect::<Vec<_>>());
-        }
-        names
-    }
-
-    fn last(&self, name: &str) -> Option<f64> {
-        self.column(name).last().copied().filter(|v| v.is_finite())
-    }
-
-    /// Test accuracy of one network, told three ways.
-    fn numbers(&self, m: usize) -> Numbers {
-        let test = self.column(&format!("test.peer{m}.top1"));
-        let held = self.column(&format!("holdout.peer{m}.top1"));
-        let first_best =
-            |values: &[f64]| (0..values.len()).filter(|&i| values[i].is_finite()).rev().max_by(|&a, &b| values[a].total_cmp(&values[b]));
-        // As the released code counts: the best epoch and the best stage, on the test set.
-        let stages = self
-            .columns()
-            .into_iter()
-            .filter(|c| c.starts_with(&format!("test.peer{m}.")) && c.ends_with("top1"))
-            .flat_map(|c| self.column(c));
-        let optimistic = stages.filter(|v| v.is_finite()).fold(f64::NEG_INFINITY, f64::max);
-        Numbers {
-            last: test.last().copied().filter(|v| v.is_finite()),
-            by_holdout: first_best(&held).map(|i| (test[i], i + 1)),
-            best_test: Some(optimistic).filter(|v| v.is_finite()),
-        }
-    }
-}
-
-struct Numbers {
-    last: Option<f64>,
-    by_holdout: Option<(f64, usize)>,
-    best_test: Option<f64>,
-}
-
 pub fn run(args: &Args, common: &Common) -> Result<()> {
     let paths = if args.runs.is_empty() && args.results.is_empty() { finished_runs()? } else { args.runs.clone() };
     let mut runs = paths.iter().map(|p| Run::read(p)).collect::<Result<Vec<_>>>()?;
+    let mut records = vec![];
+    for run in &runs {
+        records.extend(record::read(run.folder.path())?);
+    }
     for (i, name) in runs.iter().map(|r| r.name.clone()).collect::<Vec<_>>().iter().enumerate() {
         if runs[..i].iter().any(|r| r.name == *name) {
-            runs[i].name = runs[i].path.display().to_string();
+            runs[i].name = runs[i].folder.path().display().to_string();
         }
     }
-    let mut foreign = vec![];
     for folder in &args.results {
         let own = record::read(folder)?;
         if own.is_empty() {
             return Err(Error::input(format!("--results {}: no results.jsonl with rows there", folder.display())));
         }
-        foreign.extend(own);
+        records.extend(own);
     }
     let name = match &runs[..] {
         [one] => one.name.clone(),
@@ -159,9 +59,8 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
     };
     let out = args.out.clone().unwrap_or_else(|| Path::new("reports").join(&name));
     let title = if args.title.is_empty() { format!("Report: {name}") } else { args.title.clone() };
-    let report = build(&title, &runs, &foreign)?;
+    let report = build(&title, &runs, &records)?;
     let mut written = report.write(&out)?;
-    let records: Vec<Record> = runs.iter().flat_map(|r| r.records.clone()).chain(foreign).collect();
     written.push(out.join("results.csv"));
     files::write(&out.join("results.csv"), record::csv(&records)?.as_bytes())?;
     copy_inputs(&runs, &out)?;
@@ -181,7 +80,7 @@ fn finished_runs() -> Result<Vec<PathBuf>> {
     let mut found = vec![];
     for entry in entries {
         let path = entry.map_err(Error::io("cannot list", root))?.path();
-        let filled = fs::metadata(path.join("metrics.jsonl")).is_ok_and(|m| m.len() > 0);
+        let filled = fs::metadata(RunFolder::at(&path).metrics_jsonl()).is_ok_and(|m| m.len() > 0);
         if filled && !path.is_symlink() {
             found.push(path);
         }
@@ -198,18 +97,17 @@ fn copy_inputs(runs: &[Run], out: &Path) -> Result<()> {
     for run in runs {
         let to = out.join("inputs").join(crate::report::plot::file_stem(&run.name));
         fs::create_dir_all(&to).map_err(Error::io("cannot make", &to))?;
-        for name in ["recipe.toml", "metrics.csv", "environment.json"] {
-            let from = run.path.join(name);
+        for from in [run.folder.recipe(), run.folder.metrics_csv(), run.folder.environment()] {
             if from.exists() {
-                files::write(&to.join(name), &fs::read(&from).map_err(Error::open(&from))?)?;
+                files::write(&to.join(from.file_name().unwrap_or_default()), &fs::read(&from).map_err(Error::open(&from))?)?;
             }
         }
     }
     Ok(())
 }
 
-fn build(title: &str, runs: &[Run], foreign: &[Record]) -> Result<Report> {
-    let records: Vec<&Record> = runs.iter().flat_map(|r| &r.records).chain(foreign).collect();
+fn build(title: &str, runs: &[Run], records: &[Record]) -> Result<Report> {
+    let records: Vec<&Record> = records.iter().collect();
     let when = chrono::Local::now().format("%Y-%m-%d %H:%M");
     let mut report = Report {
         title: title.into(),
@@ -235,47 +133,27 @@ fn build(title: &str, runs: &[Run], foreign: &[Record]) -> Result<Report> {
     Ok(report)
 }
 
-/// The honest number line: last epoch, chosen on held-out images, best on the test set.
+/// Test accuracy of every network, told four ways.
 fn pretraining(runs: &[Run]) -> Section {
     let mut section = Section::new("Pre-training");
-    let mut shown = Table::new(
-        "",
-        &[
-            "run",
-            "method",
-            "dataset",
-            "network",
-            "last epoch",
-            "chosen on held-out images",
-            "best on test",
-            "gap",
-            "ensemble",
-            "epochs",
-            "seed",
-        ],
-    );
+    let columns = [&["run", "method", "dataset", "network"], &FOUR_WAYS[..], &["ensemble", "epochs", "seed"]].concat();
+    let mut shown = Table::new("", &columns);
     for run in runs {
-        for (m, arch) in run.archs.iter().enumerate() {
-            let numbers = run.numbers(m);
-            let gap = numbers.best_test.zip(numbers.last).map(|(best, last)| best - last);
-            shown.push(vec![
-                Cell::text(&run.name),
-                Cell::text(&run.method),
-                Cell::text(&run.dataset),
-                Cell::text(format!("{m}: {arch}")),
-                Cell::score(numbers.last),
-                numbers.by_holdout.map_or(Cell::Empty, |(value, epoch)| Cell::text(format!("{value:.2} (epoch {epoch})"))),
-                Cell::score(numbers.best_test),
-                Cell::score(gap),
+        for (m, arch) in run.archs().iter().enumerate() {
+            let mut row =
+                vec![Cell::text(&run.name), Cell::text(run.method()), Cell::text(run.dataset()), Cell::text(format!("{m}: {arch}"))];
+            row.extend(run.accuracy(m).map_or(vec![Cell::Empty; 4], |a| a.cells().to_vec()));
+            row.extend([
                 Cell::score(run.last("test.ensemble.top1")),
                 Cell::Count(run.metrics.len() as i64),
                 Cell::text(run.setting("train", "seed")),
             ]);
+            shown.push(row);
         }
     }
     section.table(shown);
     if !runs.is_empty() {
-        section.text("Test accuracy three ways. \"Last epoch\" and \"chosen on held-out images\" never looked at the test set; \"best on test\" takes the best epoch and the best stage there, as the released code of the paper does, and is optimistic by the gap.");
+        section.text(FOUR_WAYS_NOTE);
     }
     section
 }
@@ -311,12 +189,12 @@ fn against_paper(runs: &[Run], records: &[&Record]) -> Result<Section> {
     // (table, dataset, network with its peer, method) -> our values.
     let mut ours: Vec<(Vec<String>, f64)> = vec![];
     for run in runs {
-        let Some(name) = paper::table_of(&run.dataset, &run.archs) else { continue };
-        let same = run.archs.windows(2).all(|w| w[0] == w[1]);
-        for (m, arch) in run.archs.iter().enumerate() {
+        let Some(name) = paper::table_of(run.dataset(), &run.archs()) else { continue };
+        let same = run.archs().windows(2).all(|w| w[0] == w[1]);
+        for (m, arch) in run.archs().iter().enumerate() {
             let network = if same { arch.clone() } else { format!("{arch} (net {})", m + 1) };
-            if let Some(value) = run.numbers(m).last {
-                ours.push((vec![name.clone(), run.dataset.clone(), network, run.method.clone()], value));
+            if let Some(value) = run.accuracy(m).map(|a| a.last) {
+                ours.push((vec![name.clone(), run.dataset().to_string(), network, run.method().to_string()], value));
             }
         }
     }
@@ -491,22 +369,18 @@ fn few_shot(records: &[&Record]) -> Result<Section> {
     Ok(section)
 }
 
-pub fn by_epoch(name: String, values: &[f64]) -> Series {
-    Series { name, points: values.iter().enumerate().map(|(i, v)| ((i + 1) as f64, *v)).collect(), band: vec![] }
-}
-
 fn curves(runs: &[Run]) -> Section {
     let mut section = Section::new("Training curves");
     for run in runs {
         let columns = run.columns();
-        let mut accuracy: Vec<Series> = (0..run.archs.len())
-            .map(|m| by_epoch(format!("network {m}: {}", run.archs[m]), &run.column(&format!("test.peer{m}.top1"))))
+        let mut accuracy: Vec<Series> = (0..run.archs().len())
+            .map(|m| by_epoch(format!("network {m}: {}", run.archs()[m]), &run.column(&format!("test.peer{m}.top1"))))
             .collect();
-        if run.archs.len() > 1 {
+        if run.archs().len() > 1 {
             accuracy.push(by_epoch("ensemble".into(), &run.column("test.ensemble.top1")));
         }
         accuracy.extend(
-            (0..run.archs.len())
+            (0..run.archs().len())
                 .filter(|m| columns.contains(&format!("holdout.peer{m}.top1").as_str()))
                 .map(|m| by_epoch(format!("network {m}, held out"), &run.column(&format!("holdout.peer{m}.top1")))),
         );
@@ -519,7 +393,7 @@ fn curves(runs: &[Run]) -> Section {
         section.figures(vec![
             Figure::new(
                 format!("{}-accuracy", run.name),
-                format!("{} on {}, by epoch", run.method, run.dataset),
+                format!("{} on {}, by epoch", run.method(), run.dataset()),
                 Lines { title: &title, x: "epoch", y: "top-1 (%)", series: &accuracy, dots: false }.draw(),
             ),
             Figure::new(
@@ -530,60 +404,6 @@ fn curves(runs: &[Run]) -> Section {
         ]);
     }
     section
-}
-
-/// Mean lambda of each pair of layers (Eq. 17), in the last epoch and over time, from the trainer's `lambda.A.B.LA.LB` columns.
-pub fn lambda_figures(run: &Run) -> Vec<Figure> {
-    let columns = run.columns();
-    let mut pairs: BTreeMap<(usize, usize), Vec<(usize, usize, Vec<f64>)>> = BTreeMap::new();
-    for name in columns {
-        let parts: Vec<usize> =
-            name.strip_prefix("lambda.").map_or(vec![], |rest| rest.split('.').filter_map(|p| p.parse().ok()).collect());
-        if let [a, b, la, lb] = parts[..] {
-            pairs.entry((a, b)).or_default().push((la, lb, run.column(name)));
-        }
-    }
-    let mut figures = vec![];
-    for ((a, b), cells) in pairs {
-        let (rows, cols) = (cells.iter().map(|c| c.0).max().unwrap_or(0) + 1, cells.iter().map(|c| c.1).max().unwrap_or(0) + 1);
-        let mut last = vec![vec![f64::NAN; cols]; rows];
-        let mut series = vec![];
-        for (la, lb, values) in &cells {
-            last[*la][*lb] = values.iter().rev().copied().find(|v| v.is_finite()).unwrap_or(f64::NAN);
-            series.push(by_epoch(format!("layer {} to {}", la + 1, lb + 1), values));
-        }
-        let stage = |n: usize| (1..=n).map(|l| format!("layer {l}")).collect::<Vec<_>>();
-        let title = format!("{}: lambda, network {a} to {b}", run.name);
-        let (x, y) = (format!("layers of network {b}"), format!("layers of network {a}"));
-        let heat =
-            Heat { title: &title, x: &x, y: &y, columns: &stage(cols), rows: &stage(rows), values: &last, limits: None, decimals: 3 };
-        figures.push(Figure::new(
-            format!("{}-lambda-{a}-{b}", run.name),
-            "Mean over the last epoch. Between 0.269 and 0.731, because it is the sigmoid of a product of unit vectors.",
-            heat.draw(),
-        ));
-        let title = format!("{}: lambda over time, network {a} to {b}", run.name);
-        figures.push(Figure::new(
-            format!("{}-lambda-time-{a}-{b}", run.name),
-            "Mean over each epoch",
-            Lines { title: &title, x: "epoch", y: "lambda", series: &series, dots: false }.draw(),
-        ));
-    }
-    figures
-}
-
-/// Mean gate weight of each stage (Eq. 19) over time, from the trainer's `gate.M.L` columns.
-pub fn gate_figure(run: &Run) -> Option<Figure> {
-    let mut series = vec![];
-    for name in run.columns() {
-        let parts: Vec<usize> = name.strip_prefix("gate.").map_or(vec![], |rest| rest.split('.').filter_map(|p| p.parse().ok()).collect());
-        if let [m, l] = parts[..] {
-            series.push(by_epoch(format!("network {m}, layer {}", l + 1), &run.column(name)));
-        }
-    }
-    let title = format!("{}: gate weights", run.name);
-    let svg = (!series.is_empty()).then(|| Lines { title: &title, x: "epoch", y: "weight", series: &series, dots: false }.draw())?;
-    Some(Figure::new(format!("{}-gates", run.name), "Share of each layer in the network's own ensemble; mean over each epoch", svg))
 }
 
 fn lambda_maps(runs: &[Run]) -> Section {
@@ -679,8 +499,8 @@ fn cost(runs: &[Run]) -> Section {
         };
         shown.push(vec![
             Cell::text(&run.name),
-            Cell::text(&run.method),
-            Cell::text(run.archs.join(", ")),
+            Cell::text(run.method()),
+            Cell::text(run.archs().join(", ")),
             mean("seconds.step"),
             mean("seconds.meta_step"),
             speed,

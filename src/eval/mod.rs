@@ -4,6 +4,7 @@
 pub mod dataset;
 pub mod embedding;
 pub mod features;
+pub mod figures;
 pub mod measures;
 pub mod network;
 pub mod probe;
@@ -25,6 +26,8 @@ pub struct Common {
     /// One JSON object on stdout.
     pub json: bool,
     pub quiet: bool,
+    /// What the program was built from.
+    pub commit: &'static str,
 }
 
 impl Common {

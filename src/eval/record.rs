@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::network::Subject;
 use super::{Common, protocol::Protocol};
 use crate::error::{Error, Result};
-use crate::run;
+use crate::system::machine;
 
 /// One measurement.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -81,7 +81,7 @@ impl Record {
             device: format!("{:?}", common.device),
             threads: common.threads,
             version: env!("CARGO_PKG_VERSION").into(),
-            commit: option_env!("MCL_COMMIT").unwrap_or("unknown").into(),
+            commit: common.commit.into(),
             argv: std::env::args().collect::<Vec<_>>().join(" "),
             ..Record::default()
         }
@@ -235,5 +235,5 @@ pub fn keep(records: &[Record], subjects: &[Subject], common: &Common) -> Result
 
 /// What `--json` prints: the records and where they were made.
 pub fn json(records: &[Record], common: &Common) -> Value {
-    serde_json::json!({ "environment": run::environment(&format!("{:?}", common.device), common.threads), "results": records })
+    serde_json::json!({ "environment": machine::environment(common.device, common.threads, common.commit), "results": records })
 }

@@ -9,7 +9,7 @@ use crate::files;
 use crate::methods::{self, METHODS};
 use crate::recipe::Recipe;
 use crate::report::{Cell, Table, paper, table};
-use crate::train::Summary;
+use crate::run::Summary;
 
 /// What is compared, and how the runs are started.
 pub struct Comparison<'a> {
@@ -98,11 +98,11 @@ fn tabulate(recipe: &Recipe, runs: &[(&Planned, Summary)]) -> Result<Table> {
     for (run, summary) in runs {
         for (m, network) in summary.networks.iter().enumerate() {
             let name = format!("{m}: {}", network.arch);
-            add(run.recipe.method_name(), name.clone(), "last", network.last);
-            add(run.recipe.method_name(), name.clone(), "best", network.best_test.0);
+            add(run.recipe.method_name(), name.clone(), "last", network.accuracy.last);
+            add(run.recipe.method_name(), name.clone(), "best", network.accuracy.best_epoch.0);
             add(run.recipe.method_name(), name.clone(), "seconds", summary.seconds_per_step);
             add(run.recipe.method_name(), name.clone(), "memory", summary.peak_mb);
-            if let Some((held, _)) = network.by_holdout {
+            if let Some((held, _)) = network.accuracy.by_holdout {
                 add(run.recipe.method_name(), name, "held", held);
             }
         }

@@ -14,10 +14,7 @@ use crate::files;
 use crate::methods::{self, Task};
 use crate::nets;
 use crate::recipe::Recipe;
-use crate::train::{self, Summary};
-
-/// The recipe a run was asked for with, before the method filled in its defaults.
-const ASKED: &str = "asked.toml";
+use crate::run::{RunFolder, Summary};
 
 /// A run to be made: its recipe, the overrides that ask for it, its folder.
 pub struct Planned {
@@ -29,7 +26,7 @@ pub struct Planned {
 impl Planned {
     /// How the run came out, if it is finished; refused where its folder holds a run of another recipe (`flag` chooses another folder).
     pub fn summary(&self, flag: &str) -> Result<Option<Summary>> {
-        let (asked, path) = (self.out.join(ASKED), self.out.join(train::SUMMARY));
+        let (asked, path) = (RunFolder::at(&self.out).asked(), RunFolder::at(&self.out).summary());
         if asked.exists() {
             let before = std::fs::read_to_string(&asked).map_err(Error::open(&asked))?;
             if before != self.recipe.to_toml() {
@@ -50,7 +47,7 @@ impl Planned {
     /// `mcl-train run` that starts the run or goes on with it; `flags` are handed on.
     pub fn command(&self, program: &Path, protocol: &Path, flags: &[String]) -> Result<Command> {
         std::fs::create_dir_all(&self.out).map_err(Error::io("cannot make", &self.out))?;
-        files::write(&self.out.join(ASKED), self.recipe.to_toml().as_bytes())?;
+        files::write(&RunFolder::at(&self.out).asked(), self.recipe.to_toml().as_bytes())?;
         let mut command = Command::new(program);
         command.arg("run").arg(protocol).arg("--out").arg(&self.out).arg("--resume").args(flags);
         for set in &self.sets {

@@ -2,17 +2,18 @@
 
 use std::path::Path;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::plan::{Group, Plan, Unit, Work};
 use super::rows::{Kept, Measure, Row};
-use crate::commands::report::{Run, by_epoch, gate_figure, lambda_figures};
 use crate::error::{Error, Result};
+use crate::eval::figures::{by_epoch, gate_figure, lambda_figures};
 use crate::eval::score::RESAMPLES;
 use crate::eval::stats;
 use crate::report::plot::{Heat, Lines, Series, Whisker, Whiskers};
 use crate::report::{Cell, Figure, Report, Section, Table, paper};
 use crate::rng;
+use crate::run::{Row as Epoch, Run, RunFolder};
 
 /// What is kept, seen through the plan: rows of units whose hash it still asks for.
 pub struct Found<'a> {
@@ -364,23 +365,10 @@ impl<'a> Found<'a> {
         for row in reader.records() {
             let row = row.map_err(fault)?;
             let number = |(name, cell): (&str, &str)| (name.to_string(), cell.parse::<f64>().map_or(Value::Null, Value::from));
-            metrics.push(names.iter().zip(row.iter()).map(number).collect::<Map<String, Value>>());
+            metrics.push(names.iter().zip(row.iter()).map(number).collect::<Epoch>());
         }
-        let recipe_path = folder.join("recipe.toml");
-        let text = std::fs::read_to_string(&recipe_path).map_err(Error::open(&recipe_path))?;
-        let recipe: toml::Table = text.parse().map_err(|e: toml::de::Error| Error::file(&recipe_path, e.message()))?;
-        let archs = recipe.get("cohort").and_then(|c| c.get("archs")).and_then(|a| a.as_array()).cloned().unwrap_or_default();
-        Ok(Run {
-            name: unit.name.clone(),
-            path: folder,
-            method: String::new(),
-            archs: archs.iter().filter_map(|a| a.as_str().map(String::from)).collect(),
-            dataset: String::new(),
-            recipe,
-            environment: Value::Null,
-            metrics,
-            records: vec![],
-        })
+        let folder = RunFolder::at(folder);
+        Ok(Run { name: unit.name.clone(), recipe: folder.read_recipe()?, environment: Value::Null, metrics, folder })
     }
 
     /// The weights that the meta-network gave to pairs of layers, and the gates to layers.
@@ -398,7 +386,7 @@ impl<'a> Found<'a> {
     /// A group's settings by epoch: test accuracy, and what the networks' embeddings know of each other where that was logged.
     fn curves(&self, group: &Group, place: &str) -> Result<Vec<Figure>> {
         let accuracy = Curves {
-            columns: |run| (0..run.archs.len()).map(|m| format!("test.peer{m}.top1")).collect(),
+            columns: |run| (0..run.archs().len()).map(|m| format!("test.peer{m}.top1")).collect(),
             title: "Test accuracy while training",
             y: "top-1 (%)",
             more: "",

@@ -266,7 +266,7 @@ impl Maker<'_> {
             made.train_split_hash = known["train_split_hash"].as_str().unwrap_or_default().to_string();
             made.machine = machine(&known);
         } else {
-            made.machine = machine(&crate::run::environment(&format!("{:?}", self.common.device), self.common.threads));
+            made.machine = machine(&crate::system::machine::environment(self.common.device, self.common.threads, self.common.commit));
         }
         for line in &unit.evaluate {
             if progress.done.contains(line) {

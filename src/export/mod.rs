@@ -97,7 +97,14 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
     require(!targets.is_empty(), "targets", names, "one or more")?;
 
     // On the CPU whatever the device: files hold no device, and two devices round differently.
-    let here = Common { data: common.data.clone(), device: Device::Cpu, threads: common.threads, json: common.json, quiet: common.quiet };
+    let here = Common {
+        data: common.data.clone(),
+        device: Device::Cpu,
+        threads: common.threads,
+        json: common.json,
+        quiet: common.quiet,
+        commit: common.commit,
+    };
     let mut subject_args = args.subjects.clone();
     if let (Some(n), false) = (args.normalisation, args.subjects.weights.is_empty()) {
         (subject_args.mean, subject_args.std) = (n.mean.into(), n.std.into());
@@ -117,7 +124,7 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
     for subject in &subjects {
         for target in &targets {
             let folder = folder(args, subject, subjects.len()).join(target.name);
-            let facts = package::write(target, subject, args.with_classifier, &folder, options.tolerance)?;
+            let facts = package::write(target, subject, args.with_classifier, &folder, options.tolerance, common.commit)?;
             rows.push(vec![
                 subject.name.clone(),
                 target.name.to_string(),

@@ -65,7 +65,7 @@ fn difference(got: &[Tensor], want: &[Tensor]) -> f64 {
 }
 
 /// Writes the folder. The network's file gets its name only once it has been read back and gives the same.
-pub fn write(target: &Target, subject: &Subject, with_classifier: bool, folder: &Path, tolerance: f64) -> Result<Facts> {
+pub fn write(target: &Target, subject: &Subject, with_classifier: bool, folder: &Path, tolerance: f64, commit: &str) -> Result<Facts> {
     let _guard = tch::no_grad_guard();
     fs::create_dir_all(folder).map_err(Error::io("cannot make", folder))?;
     let name = format!("{}.{}", subject.arch.name, target.extension);
@@ -112,7 +112,7 @@ pub fn write(target: &Target, subject: &Subject, with_classifier: bool, folder: 
         "subject": subject.name, "run": subject.run.as_ref().map(|run| run.display().to_string()), "method": subject.method, "peer": subject.peer,
         "pretrained_on": subject.meta.dataset, "epoch": subject.meta.epoch, "weights": subject.file.display().to_string(),
         "weights_hash": subject.hash, "recipe_hash": subject.meta.recipe, "difference": worst, "version": env!("CARGO_PKG_VERSION"),
-        "commit": option_env!("MCL_COMMIT").unwrap_or("unknown"), "tensors": hashes,
+        "commit": commit, "tensors": hashes,
     });
     let marks = marks(target, subject, with_classifier, &name, &channels, &strides, worst);
     files::write(&folder.join("README.md"), fill(&readme(target, subject, with_classifier), &marks).as_bytes())?;

@@ -55,6 +55,12 @@ pub fn cpu_seconds() -> f64 {
 
 /// The largest resident size so far, in MB (2^20 bytes).
 pub fn peak_mb() -> u64 {
+    // What getrusage says of a child includes its parent's memory before the program was exchanged; /proc does not.
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+    if let Some(kb) = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()) {
+        return kb / 1024;
+    }
     // Linux counts in KiB, macOS in bytes.
     let unit = if cfg!(target_os = "macos") { 1 } else { 1024 };
     (usage().ru_maxrss as u64 * unit) >> 20

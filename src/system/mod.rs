@@ -3,4 +3,5 @@
 pub mod allocator;
 pub(crate) mod cpp;
 pub mod device;
+pub mod machine;
 pub mod ranks;

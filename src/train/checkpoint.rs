@@ -11,7 +11,8 @@ use tch::Tensor;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::params::Named;
-use crate::train::metrics::{MeterState, Row};
+use crate::run::{Best, Row, RunFolder};
+use crate::train::metrics::MeterState;
 
 const STATE: &str = "state.safetensors";
 const MANIFEST: &str = "manifest.json";
@@ -30,15 +31,6 @@ pub struct Progress {
     /// Seconds of training so far, over all sittings.
     pub seconds: f64,
     pub best: Option<Best>,
-}
-
-/// The network and epoch the held-out part chose.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Best {
-    pub epoch: usize,
-    pub step: usize,
-    pub peer: usize,
-    pub holdout_top1: f64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -74,7 +66,7 @@ pub type Extra<'a> = (String, Box<dyn Fn(&Path) -> Result<()> + 'a>);
 
 impl Checkpoints {
     pub fn of(run: &Path) -> Checkpoints {
-        Checkpoints { folder: run.join("checkpoints") }
+        Checkpoints { folder: RunFolder::at(run).checkpoints() }
     }
 
     /// Is there anything to resume from?

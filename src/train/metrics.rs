@@ -1,19 +1,13 @@
 //! What is measured while training: sums over an epoch, accuracy counters, and the rows of metrics.csv and metrics.jsonl.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
 
-use crate::error::{Error, Result};
 use crate::extractor::Answer;
-use crate::files;
+use crate::run::Row;
 use crate::system::ranks;
-
-/// One epoch: name and value, in the order they are written.
-pub type Row = Map<String, Value>;
 
 /// Means over an epoch. Values stay on their device as detached tensors until somebody looks.
 #[derive(Default)]
@@ -133,28 +127,4 @@ impl CohortAccuracy {
         row.insert(format!("{prefix}.ensemble.top1"), self.ensemble.top1().into());
         row.insert(format!("{prefix}.ensemble.top5"), self.ensemble.top5().into());
     }
-}
-
-/// Writes metrics.csv and metrics.jsonl anew from all rows. A column that appears later is empty in earlier rows.
-pub fn write_rows(folder: &Path, rows: &[Row]) -> Result<()> {
-    let mut columns: Vec<&String> = vec![];
-    for row in rows {
-        columns.extend(row.keys().filter(|k| !columns.contains(k)).collect::<Vec<_>>());
-    }
-    let csv_path = folder.join("metrics.csv");
-    let failed = |e: csv::Error| Error::failed(format!("cannot write {}: {e}", csv_path.display()));
-    let mut csv = csv::Writer::from_writer(vec![]);
-    csv.write_record(&columns).map_err(failed)?;
-    for row in rows {
-        let cell = |column: &&String| match row.get(*column) {
-            None | Some(Value::Null) => String::new(),
-            Some(Value::String(s)) => s.clone(),
-            Some(other) => other.to_string(),
-        };
-        csv.write_record(columns.iter().map(cell)).map_err(failed)?;
-    }
-    let bytes = csv.into_inner().map_err(|e| Error::failed(format!("cannot write {}: {e}", csv_path.display())))?;
-    files::write(&csv_path, &bytes)?;
-    let lines: String = rows.iter().map(|row| format!("{}\n", Value::Object(row.clone()))).collect();
-    files::write(&folder.join("metrics.jsonl"), lines.as_bytes())
 }

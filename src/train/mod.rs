@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::{Deserialize, Serialize};
 use tch::{Device, Kind};
 
 use crate::cohort::Cohort;
@@ -22,17 +21,16 @@ use crate::files;
 use crate::methods::{self, Batches, Clock, Needs, Task, Views};
 use crate::nets::{self, Arch, LossScale};
 use crate::recipe::Recipe;
-use crate::run::{self, RunFolder};
+use crate::run::{Best, FourWays, NetworkSummary, OpenRun, Row, RunFolder, Summary, column, network_file};
 use crate::system::device::Precision;
 use crate::system::ranks;
-use crate::train::checkpoint::{Best, Checkpoints, Extra, Progress};
-use crate::train::metrics::{CohortAccuracy, Meter, Row};
+use crate::system::{allocator, machine};
+use crate::train::checkpoint::{Checkpoints, Extra, Progress};
+use crate::train::metrics::{CohortAccuracy, Meter};
 use crate::train::step::{Engine, StepReport};
 use crate::train::tensorboard::EventWriter;
 use crate::weights::{self, LoadOptions, Meta};
 
-/// The file in a run folder that says how a finished run came out.
-pub const SUMMARY: &str = "summary.json";
 /// Images per forward pass of an evaluation.
 const EVAL_BATCH: usize = 250;
 /// How often a plain line is printed where there is no terminal.
@@ -51,37 +49,10 @@ pub struct Job<'a> {
     /// Weights every network starts from.
     pub init: Option<PathBuf>,
     pub quiet: bool,
+    /// What the program was built from.
+    pub commit: &'a str,
     /// Set from outside (a signal): finish the step, save, return `Error::Interrupted`.
     pub stop: &'a AtomicBool,
-}
-
-/// How a finished run came out; written to the run folder as summary.json.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct Summary {
-    pub out: PathBuf,
-    pub networks: Vec<NetworkSummary>,
-    pub ensemble_top1: f64,
-    /// Without a held-out part nothing was chosen.
-    pub best: Option<Best>,
-    pub epochs: usize,
-    pub steps: usize,
-    pub seconds: f64,
-    /// Of the steps alone, meta steps included.
-    pub seconds_per_step: f64,
-    /// The most memory the process held, in MB; 0 where the system does not say.
-    pub peak_mb: f64,
-    pub shipped: Vec<PathBuf>,
-}
-
-/// Test accuracy of one network, measured three ways (percent).
-#[derive(Debug, Serialize, Deserialize)]
-pub struct NetworkSummary {
-    pub arch: String,
-    pub last: f64,
-    /// At the epoch the held-out part chose for this network, and that epoch.
-    pub by_holdout: Option<(f64, usize)>,
-    /// At its best epoch on the test set, as the released code reports, and that epoch.
-    pub best_test: (f64, usize),
 }
 
 /// Pre-trains a cohort as the job says.
@@ -93,7 +64,7 @@ pub fn run(job: Job) -> Result<Summary> {
 struct Trainer<'a> {
     job: Job<'a>,
     /// Rank 0 writes for all.
-    folder: Option<RunFolder>,
+    folder: Option<OpenRun>,
     checkpoints: Checkpoints,
     archs: Vec<&'static Arch>,
     data: Prepared,
@@ -211,7 +182,7 @@ impl<'a> Trainer<'a> {
                 job.out.display()
             )));
         }
-        let mut folder = if ranks::leads() { Some(RunFolder::open(&job.out)?) } else { None };
+        let mut folder = if ranks::leads() { Some(RunFolder::at(&job.out).open()?) } else { None };
         let mut log = |line: &str| folder.as_mut().map_or(Ok(()), |folder| folder.log(line));
         if ranks::leads() {
             checkpoints.sweep()?;
@@ -277,25 +248,26 @@ impl<'a> Trainer<'a> {
 
     /// Recipe, environment and splits, before step 0.
     fn write_inputs(&mut self) -> Result<()> {
-        let Some(folder) = &self.folder else { return Ok(()) };
+        let Some(open) = &self.folder else { return Ok(()) };
+        let folder = &open.folder;
         let recipe = &self.job.recipe;
-        files::write(&folder.join("recipe.toml"), recipe.to_toml().as_bytes())?;
-        let mut environment = run::environment(&format!("{:?}", self.job.device), self.job.threads);
+        files::write(&folder.recipe(), recipe.to_toml().as_bytes())?;
+        let mut environment = machine::environment(self.job.device, self.job.threads, self.job.commit);
         environment["recipe_hash"] = recipe.hash().into();
         let rows = |split: &Split| split.rows.iter().map(|&r| r as usize).collect::<Vec<_>>();
         environment["train_images"] = self.data.train.len().into();
         environment["train_split_hash"] = sampler::hash(&rows(&self.data.train)).into();
         if recipe.data.fraction < 1.0 || recipe.data.holdout > 0 {
-            sampler::write_index(&folder.join("train-indices.csv"), &rows(&self.data.train))?;
+            sampler::write_index(&folder.train_indices(), &rows(&self.data.train))?;
         }
         if let Some(held) = &self.data.held {
             environment["holdout_split_hash"] = sampler::hash(&rows(held)).into();
-            sampler::write_index(&folder.join("holdout-indices.csv"), &rows(held))?;
+            sampler::write_index(&folder.holdout_indices(), &rows(held))?;
         }
-        let text = serde_json::to_string_pretty(&environment).expect("plain values serialise");
-        files::write(&folder.join("environment.json"), text.as_bytes())?;
-        metrics::write_rows(&self.job.out, &self.progress.rows)?;
-        folder.point_latest()
+        environment["extra_epochs"] = self.engine.method.extra_epochs().into();
+        files::write_json(&folder.environment(), &environment)?;
+        folder.write_metrics(&self.progress.rows)?;
+        open.point_latest()
     }
 
     fn train(&mut self) -> Result<Summary> {
@@ -456,7 +428,7 @@ impl<'a> Trainer<'a> {
         let per_step = self.meter.mean("images_per_step").unwrap_or(f64::NAN);
         let seconds = self.meter.mean("seconds.step_and_meta").unwrap_or(f64::NAN);
         row.insert("images_per_second".into(), (per_step / seconds).into());
-        row.insert("peak_mb".into(), run::peak_mb().into());
+        row.insert("peak_mb".into(), allocator::peak_mb().into());
         let scalars: Vec<(String, f64)> = row.iter().filter_map(|(k, v)| Some((k.replacen('.', "/", 1), v.as_f64()?))).collect();
         if let Some(events) = &mut self.events {
             events.scalars(self.progress.step as u64, &scalars)?;
@@ -496,8 +468,8 @@ impl<'a> Trainer<'a> {
         if better {
             self.progress.best = chosen;
         }
-        if ranks::leads() {
-            metrics::write_rows(&self.job.out, &self.progress.rows)?;
+        if let Some(open) = &self.folder {
+            open.folder.write_metrics(&self.progress.rows)?;
         }
         let last = self.progress.epoch == self.epochs;
         if better || last || self.progress.epoch.is_multiple_of(self.job.recipe.save.every_epochs) {
@@ -547,7 +519,7 @@ impl<'a> Trainer<'a> {
             .map(|(m, peer)| {
                 let meta = self.meta(peer.arch, m, &hash);
                 let write = move |path: &Path| weights::save_safetensors(path, &peer.params.named(), &meta);
-                (peer_file(m), Box::new(write) as Box<dyn Fn(&Path) -> Result<()>>)
+                (network_file(m), Box::new(write) as Box<dyn Fn(&Path) -> Result<()>>)
             })
             .collect();
         let path = self.checkpoints.save(&recipe.to_toml(), &hash, &self.progress, &self.engine.state(), &extras, best)?;
@@ -575,8 +547,8 @@ impl<'a> Trainer<'a> {
 
     /// Keeps what made the step fail, for replay; the weights and the last checkpoint are as they were.
     fn diverged(&mut self, error: Error, batches: &[Batch]) -> Error {
-        let of_rank = if ranks::count() > 1 { format!("-rank-{}", ranks::rank()) } else { String::new() };
-        let path = self.job.out.join(format!("diverged-step-{}{of_rank}.safetensors", self.progress.step));
+        let of_rank = (ranks::count() > 1).then(ranks::rank);
+        let path = RunFolder::at(&self.job.out).diverged_batch(self.progress.step, of_rank);
         let mut tensors = vec![];
         for (i, batch) in batches.iter().enumerate() {
             tensors.extend(batch.views.iter().enumerate().map(|(v, t)| (format!("batch.{i}.view.{v}"), t.contiguous())));
@@ -586,7 +558,7 @@ impl<'a> Trainer<'a> {
         let kept = match tch::Tensor::write_safetensors(&tensors, &path) {
             Ok(()) => format!(
                 "the batch{} is in {}",
-                if of_rank.is_empty() { "" } else { " of this rank (the others' beside it)" },
+                if of_rank.is_none() { "" } else { " of this rank (the others' beside it)" },
                 path.display()
             ),
             Err(e) => format!("the batch could not be written to {}: {e}", path.display()),
@@ -606,22 +578,22 @@ impl<'a> Trainer<'a> {
 
     /// Copies the networks that ship to `networks/`: the epoch the held-out part chose, or the last one.
     fn ship(&mut self) -> Result<Summary> {
-        let Some(folder) = &self.folder else { return Ok(self.summary(vec![])) };
-        let from = folder.join("checkpoints").join(if self.data.held.is_some() { "best" } else { "last" });
-        let to = folder.join("networks");
+        let Some(open) = &self.folder else { return Ok(self.summary(vec![])) };
+        let folder = open.folder.clone();
+        let from = folder.checkpoints().join(if self.data.held.is_some() { "best" } else { "last" });
+        let to = folder.networks();
         std::fs::create_dir_all(&to).map_err(Error::io("cannot make", &to))?;
         let mut shipped = vec![];
         for m in 0..self.engine.shipped().len() {
-            let (source, target) = (from.join(peer_file(m)), to.join(peer_file(m)));
+            let (source, target) = (from.join(network_file(m)), folder.network(m));
             files::write(&target, &std::fs::read(&source).map_err(Error::io("cannot read", &source))?)?;
             shipped.push(target);
         }
         if let Some(best) = self.progress.best {
-            files::point(&to.join("best.safetensors"), &peer_file(best.peer))?;
+            files::point(&folder.best_network(), &network_file(best.peer))?;
         }
         let summary = self.summary(shipped);
-        let text = serde_json::to_string_pretty(&summary).expect("plain values serialise");
-        files::write(&folder.join(SUMMARY), text.as_bytes())?;
+        folder.write_summary(&summary)?;
         self.log(&format!("finished: {} steps", self.progress.step))?;
         Ok(summary)
     }
@@ -629,30 +601,24 @@ impl<'a> Trainer<'a> {
     fn summary(&self, shipped: Vec<PathBuf>) -> Summary {
         // What a first phase trained is not what ships.
         let extra = self.engine.method.extra_epochs();
-        let rows = &self.progress.rows[extra..];
-        let value = |row: &Row, key: &str| row.get(key).and_then(|v| v.as_f64()).unwrap_or(f64::NAN);
-        let last = rows.last().expect("a finished run has rows");
-        let best_row = |key: &str| {
-            let best = rows.iter().enumerate().rev().max_by(|a, b| value(a.1, key).total_cmp(&value(b.1, key)));
-            best.map(|(epoch, row)| (extra + epoch + 1, row)).expect("a finished run has rows")
-        };
-        let networks = self.engine.shipped().into_iter().enumerate().map(|(m, peer)| {
-            let key = format!("test.peer{m}.top1");
-            let (epoch, row) = best_row(&key);
-            let by_holdout =
-                self.data.held.as_ref().map(|_| best_row(&format!("holdout.peer{m}.top1"))).map(|(epoch, row)| (value(row, &key), epoch));
-            NetworkSummary { arch: peer.arch.name.to_string(), last: value(last, &key), by_holdout, best_test: (value(row, &key), epoch) }
+        let rows = &self.progress.rows;
+        let counted = &rows[extra..];
+        let last = |name: &str| column(counted, name).last().copied().unwrap_or(f64::NAN);
+        let mean = |name: &str| column(counted, name).iter().sum::<f64>() / counted.len() as f64;
+        let networks = self.engine.shipped().into_iter().enumerate().map(|(m, peer)| NetworkSummary {
+            arch: peer.arch.name.to_string(),
+            accuracy: FourWays::of(rows, m, extra).expect("a finished run has rows"),
         });
         Summary {
             out: self.job.out.clone(),
             networks: networks.collect(),
-            ensemble_top1: value(last, "test.ensemble.top1"),
+            ensemble_top1: last("test.ensemble.top1"),
             best: self.progress.best,
             epochs: self.progress.rows.len(),
             steps: self.progress.step,
             seconds: self.before + self.started.elapsed().as_secs_f64(),
-            seconds_per_step: rows.iter().map(|row| value(row, "seconds.step_and_meta")).sum::<f64>() / rows.len() as f64,
-            peak_mb: rows.iter().map(|row| value(row, "peak_mb")).fold(0.0, f64::max),
+            seconds_per_step: mean("seconds.step_and_meta"),
+            peak_mb: column(counted, "peak_mb").into_iter().fold(0.0, f64::max),
             shipped,
         }
     }
@@ -668,10 +634,6 @@ impl<'a> Trainer<'a> {
     fn log(&mut self, line: &str) -> Result<()> {
         self.folder.as_mut().map_or(Ok(()), |folder| folder.log(line))
     }
-}
-
-fn peer_file(m: usize) -> String {
-    format!("peer-{m}.safetensors")
 }
 
 /// A bar on a terminal, a plain line now and then elsewhere.

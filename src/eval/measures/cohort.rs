@@ -7,11 +7,11 @@ use clap::Args as ClapArgs;
 use serde_json::json;
 use tch::Tensor;
 
-use crate::commands::report::{Run, gate_figure, lambda_figures};
 use crate::error::{Error, Result};
 use crate::eval::Common;
 use crate::eval::dataset::Target;
 use crate::eval::features::{self, Prepared};
+use crate::eval::figures::{gate_figure, lambda_figures};
 use crate::eval::measures::accuracy::{self, own_dataset};
 use crate::eval::network::{PeerChoice, Subject, SubjectArgs};
 use crate::eval::record::{self, Record};
@@ -20,6 +20,7 @@ use crate::eval::stats;
 use crate::files;
 use crate::report::plot::Heat;
 use crate::report::{Cell, Figure, Table};
+use crate::run::Run;
 
 pub const ABOUT: &str = "Look at a cohort: agreement, similarity, layer matching, which network to ship";
 
@@ -158,7 +159,7 @@ fn one(run: &Run, subjects: &[Subject], args: &Args, common: &Common) -> Result<
     }
     record::append(&subjects[0].out, &records)?;
     if !common.json {
-        println!("{} ({}), {} test images of {}", run.name, run.method, labels.len(), target.dataset.name);
+        println!("{} ({}), {} test images of {}", run.name, run.method(), labels.len(), target.dataset.name);
         print!("{}", shown.plain());
         for r in &records {
             println!("{} {}: {:.3}", r.metric.replace('_', " "), r.variant, r.value);

@@ -229,6 +229,7 @@ fn fractions(args: &Args, common: &Common) -> Result<()> {
             from: None,
             init: None,
             quiet: common.quiet,
+            commit: common.commit,
             stop: &stop,
         };
         train::run(job)?;
