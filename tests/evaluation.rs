@@ -71,7 +71,7 @@ fn done(output: Output) -> Output {
 }
 
 fn common() -> Common {
-    Common { data: None, device: Device::Cpu, threads: 1, json: false, quiet: true, commit: "test" }
+    Common { data: None, device: Device::Cpu, threads: 1, json: false, quiet: true, commit: "test", id: None }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use mcl::commands::selftest;
 use mcl::eval::Common;
 use tch::Device;
 
-const COMMON: Common = Common { data: None, device: Device::Cpu, threads: 1, json: true, quiet: true, commit: "test" };
+const COMMON: Common = Common { data: None, device: Device::Cpu, threads: 1, json: true, quiet: true, commit: "test", id: None };
 
 #[test]
 fn objective_gradients_and_hypergradient_agree_with_pytorch() {

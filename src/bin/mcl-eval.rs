@@ -34,6 +34,9 @@ struct Cli {
     /// Print one JSON object on stdout; logs go to stderr
     #[arg(long, global = true)]
     json: bool,
+    /// What the experiment that asks for it calls this measurement; kept in its rows
+    #[arg(long, global = true, hide = true)]
+    id: Option<String>,
     /// Print results only
     #[arg(long, global = true)]
     quiet: bool,
@@ -64,7 +67,7 @@ fn main() -> ExitCode {
         }
     };
     let threads = device::set_threads(cli.threads);
-    let common = Common { data: cli.data, device: cli.device.0, threads, json: cli.json, quiet: cli.quiet, commit: COMMIT };
+    let common = Common { data: cli.data, device: cli.device.0, threads, json: cli.json, quiet: cli.quiet, commit: COMMIT, id: cli.id };
     match act(cli.command, &common) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {

@@ -28,6 +28,8 @@ pub struct Common {
     pub quiet: bool,
     /// What the program was built from.
     pub commit: &'static str,
+    /// What an experiment calls this measurement: its rows carry it and are found by it.
+    pub id: Option<String>,
 }
 
 impl Common {

@@ -17,6 +17,8 @@ use crate::system::machine;
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Record {
+    /// What the experiment that asked for it calls it; empty where a person did.
+    pub id: String,
     pub time: String,
     pub command: String,
     /// What varies inside a command: `k=20`, `shots=5 try=3`.
@@ -63,6 +65,7 @@ pub struct Record {
 impl Record {
     pub fn new(command: &str, subject: &Subject, common: &Common) -> Record {
         Record {
+            id: common.id.clone().unwrap_or_default(),
             time: chrono::Local::now().to_rfc3339(),
             command: command.into(),
             metric: "top1".into(),

@@ -104,6 +104,7 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
         json: common.json,
         quiet: common.quiet,
         commit: common.commit,
+        id: None,
     };
     let mut subject_args = args.subjects.clone();
     if let (Some(n), false) = (args.normalisation, args.subjects.weights.is_empty()) {
