@@ -55,10 +55,9 @@ test: libtorch ## Build and run all tests
 ranks: libtorch ## Build with MPI and test several ranks (needs mpicc, mpirun and libclang)
 	$(CARGO) test --release --features mpi --test ranks
 
-check: libtorch ## Format, lints, tests, documentation
+check: test ## Tests, format, lints, documentation
 	$(CARGO) fmt --check
 	$(CARGO) clippy --release --all-targets -- -D warnings
-	$(CARGO) test --release
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --no-deps
 
 smoke: build ## Train, probe and report on synthetic data, under two minutes
