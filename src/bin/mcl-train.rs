@@ -52,10 +52,13 @@ enum Command {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum What {
+    /// Architectures, with their sizes
     Archs,
+    /// Methods, with their papers
     Methods,
+    /// Datasets
     Datasets,
-    /// What protocols/pretrain holds
+    /// Recipes below ./protocols/pretrain
     #[value(alias = "protocols")]
     Recipes,
 }

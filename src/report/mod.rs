@@ -1,17 +1,17 @@
 //! Reports: tables and figures gathered under titles, written as Markdown, CSV and one self-contained HTML file.
 
-pub mod colours;
+pub(crate) mod colours;
 mod html;
-pub mod paper;
-pub mod plot;
-pub mod table;
+pub(crate) mod paper;
+pub(crate) mod plot;
+pub(crate) mod table;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 use crate::files;
-pub use plot::Figure;
+pub(crate) use plot::Figure;
 pub use table::{Cell, Table};
 
 /// A report as it is read from top to bottom.
