@@ -86,6 +86,15 @@ fn modules_import_downwards_only() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
+/// The map in src/lib.rs has a line for every room.
+#[test]
+fn the_map_names_every_room() {
+    let map = fs::read_to_string("src/lib.rs").unwrap();
+    for (room, _) in MAY_USE {
+        assert!(map.contains(&format!("//! | [`{room}`] |")), "src/lib.rs: the map has no line for {room}");
+    }
+}
+
 /// Tensors are made where their inputs live: no GPU is needed to keep this rule, only to notice that it was broken.
 #[test]
 fn no_fixed_device_in_the_maths() {

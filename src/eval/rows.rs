@@ -33,3 +33,17 @@ pub fn newest<'a>(records: &[&'a Record]) -> Result<Vec<&'a Record>> {
     last.sort_unstable_by_key(|(i, _)| *i);
     Ok(last.into_iter().map(|(_, r)| r).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_equal_measurements_the_last_counts() {
+        let row = |seed, value| Record { command: "knn".into(), dataset: "stl10".into(), seed: Some(seed), value, ..Record::default() };
+        let rows = [row(1, 10.0), row(2, 20.0), row(1, 30.0)];
+        let kept = newest(&rows.iter().collect::<Vec<_>>()).unwrap();
+        assert_eq!(kept.iter().map(|r| r.value).collect::<Vec<_>>(), [20.0, 30.0]);
+        assert!(newest(&[]).unwrap().is_empty());
+    }
+}

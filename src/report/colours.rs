@@ -56,7 +56,7 @@ const NAMED: [(&str, &str); 13] = [
     ("ckd_mkt", "#b39ddb"),
     // Ways to match layers, which ablations set beside each other.
     ("all_to_all", "#d48fb0"),
-    ("one_to_one", "#9a9a3c"),
+    ("one_to_one", "#6a51c9"),
 ];
 
 /// How many of the colours stay apart for everybody.

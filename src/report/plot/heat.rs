@@ -1,4 +1,4 @@
-//! A matrix as coloured cells: confusions, likeness of networks, weights between layers.
+//! A matrix as coloured cells: confusions, agreement of networks, weights between layers.
 
 use super::{Anchor, Canvas, cut, range};
 use crate::report::colours;
