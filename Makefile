@@ -1,6 +1,7 @@
 # `make` lists the targets. Everything builds with --release: one profile, so that the dependencies compile once.
 
-PROTOCOL ?= protocols/pretrain/quickstart.toml
+# PROTOCOL is what RECIPE was called before, and still means it.
+RECIPE   ?= $(if $(PROTOCOL),$(PROTOCOL),protocols/pretrain/quickstart.toml)
 OUT      ?=
 DATA     ?=
 METHOD   ?=
@@ -33,7 +34,7 @@ DETECT_VENV ?= $(HOME)/.cache/mcl/detect
 help: ## This list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 	@echo
-	@echo "pretrain takes PROTOCOL=file OUT=folder DATA=folder METHOD=name DEVICE=auto|cpu|cuda:N SET=\"a.b=v c.d=w\" RESUME=1 RANKS=n"
+	@echo "pretrain takes RECIPE=file OUT=folder DATA=folder METHOD=name DEVICE=auto|cpu|cuda:N SET=\"a.b=v c.d=w\" RESUME=1 RANKS=n"
 	@echo "RANKS=n builds with MPI (FEATURES=mpi) and starts n processes with MPIRUN=mpirun"
 	@echo "evidence takes DATA=folder JOBS=units-side-by-side PLAN=file OUT=folder ARGS=--report-only"
 	@echo "detect takes EXPORT=folder COCO=folder OUT=folder ARGS=\"--limit 20 --set epochs=1\" DETECT_VENV=folder"
@@ -46,7 +47,7 @@ build: libtorch ## Bring libtorch and build both binaries
 	@$(CARGO) build --release $(if $(FEATURES),--features $(FEATURES))
 
 pretrain: build ## Pre-train a cohort (the quickstart: L-MCL on synthetic images, under two minutes)
-	@$(LAUNCH) $(BIN)/mcl-train run $(PROTOCOL) --device $(DEVICE) $(if $(OUT),--out $(OUT)) $(if $(DATA),--data $(DATA)) \
+	@$(LAUNCH) $(BIN)/mcl-train run $(RECIPE) --device $(DEVICE) $(if $(OUT),--out $(OUT)) $(if $(DATA),--data $(DATA)) \
 	  $(if $(METHOD),--set method.name=$(METHOD)) $(foreach s,$(SET),--set '$(s)') $(if $(RESUME),--resume)
 
 test: libtorch ## Build and run all tests

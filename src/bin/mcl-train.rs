@@ -43,7 +43,7 @@ enum Command {
     Run(RunArgs),
     /// Run several methods and seeds of one recipe, one after another, and print one table
     Compare(CompareArgs),
-    /// List what can be named in a recipe
+    /// List what can be named in a recipe, and the recipes
     List {
         #[arg(value_enum)]
         what: What,
@@ -52,17 +52,22 @@ enum Command {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum What {
+    /// Architectures, with their sizes
     Archs,
+    /// Methods, with their papers
     Methods,
+    /// Datasets
     Datasets,
-    Protocols,
+    /// Recipes below ./protocols/pretrain
+    #[value(alias = "protocols")]
+    Recipes,
 }
 
 #[derive(Args)]
 struct RunArgs {
     /// Recipe file, e.g. protocols/pretrain/quickstart.toml
-    protocol: PathBuf,
-    /// Run folder [default: runs/PROTOCOL-METHOD-DATE-TIME]
+    recipe: PathBuf,
+    /// Run folder [default: runs/RECIPE-METHOD-DATE-TIME]
     #[arg(long)]
     out: Option<PathBuf>,
     /// Where datasets are looked for first (then $MCL_DATA, then ./data)
@@ -100,14 +105,14 @@ struct RunArgs {
 #[derive(Args)]
 struct CompareArgs {
     /// Recipe file; its [method.NAME] tables count for each method in turn
-    protocol: PathBuf,
+    recipe: PathBuf,
     /// Methods, with commas between them, e.g. baseline,dml,l_mcl
     #[arg(long, value_delimiter = ',', required = true)]
     methods: Vec<String>,
     /// How many seeds: the recipe's and those after it
     #[arg(long, default_value_t = 1)]
     seeds: usize,
-    /// Folder of all runs; given again, finished runs are skipped and unfinished ones go on [default: runs/compare-PROTOCOL]
+    /// Folder of all runs; given again, finished runs are skipped and unfinished ones go on [default: runs/compare-RECIPE]
     #[arg(long)]
     out: Option<PathBuf>,
     /// Where datasets are looked for first (then $MCL_DATA, then ./data)
@@ -182,7 +187,7 @@ fn act(cli: Cli) -> Result<()> {
                     What::Archs => list::archs(),
                     What::Methods => list::methods(),
                     What::Datasets => list::datasets(),
-                    What::Protocols => list::protocols()?,
+                    What::Recipes => list::recipes()?,
                 }
             );
             Ok(())
@@ -194,9 +199,9 @@ fn run(args: RunArgs) -> Result<()> {
     ranks::join()?;
     ranks::cuda_aware(args.cuda_aware_mpi);
     let names: Vec<&str> = methods::METHODS.iter().map(|m| m.name).collect();
-    let recipe = Recipe::read(&args.protocol, &args.sets, &names)?;
+    let recipe = Recipe::read(&args.recipe, &args.sets, &names)?;
     let out = args.out.unwrap_or_else(|| {
-        let stem = args.protocol.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let stem = args.recipe.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let stamp = chrono::Local::now().format("%Y%m%d-%H%M%S");
         PathBuf::from("runs").join(format!("{stem}-{}-{stamp}", recipe.method_name()))
     });
@@ -232,7 +237,7 @@ fn compare(args: CompareArgs) -> Result<()> {
     }
     let stop = Arc::new(AtomicBool::new(false));
     jobs::watch_signals(&stop)?;
-    let stem = args.protocol.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let stem = args.recipe.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let out = args.out.unwrap_or_else(|| PathBuf::from("runs").join(format!("compare-{stem}")));
     let mut flags = vec!["--device".to_string(), args.device, "--threads".into(), args.threads.to_string()];
     if let Some(data) = args.data {
@@ -243,7 +248,7 @@ fn compare(args: CompareArgs) -> Result<()> {
     }
     let program = std::env::current_exe().map_err(|e| Error::failed(format!("cannot find the running program: {e}")))?;
     let comparison = Comparison {
-        protocol: &args.protocol,
+        protocol: &args.recipe,
         methods: &args.methods,
         seeds: args.seeds,
         out: &out,

@@ -8,12 +8,16 @@ use crate::data::fetch::{self, Fetch};
 use crate::error::Result;
 use crate::eval::Common;
 
+/// What `mcl-eval data` can do.
 #[derive(Subcommand)]
 pub enum DataCommand {
     /// Every dataset, where it was found, or what brings it
     List,
     /// Count, decode and hash a dataset
-    Check { name: String },
+    Check {
+        /// A dataset, e.g. cifar100
+        name: String,
+    },
     /// Download, verify and unpack a dataset
     Fetch {
         /// A dataset (cifar100) or one of its archives (cifar-100-python)
@@ -24,6 +28,7 @@ pub enum DataCommand {
     },
 }
 
+/// Does it and prints what came of it.
 pub fn run(command: &DataCommand, common: &Common) -> Result<()> {
     let data = common.data.as_deref();
     match command {

@@ -40,6 +40,7 @@ fn broken(name: &'static str, what: String, mend: &str) -> Finding {
     Finding { name, state: State::Broken, what, mend: Some(mend.to_string()) }
 }
 
+/// Prints every finding; fails when something that a run needs is broken.
 pub fn run(common: &Common) -> Result<()> {
     let mut findings = vec![version(), loaded(), arithmetic(), cuda(), mps(), mpi(), cores(common)];
     findings.extend(datasets(common));
@@ -148,7 +149,7 @@ fn mpi() -> Finding {
         (None, Some(slots)) => format!("{slots} slots (of this mpirun)"),
         (None, None) => format!("{cores} slots (cores here; a hostfile or a Slurm job has more)"),
     };
-    let found = |dir: std::path::PathBuf| dir.join("mpirun").exists() || dir.join("srun").exists();
+    let found = |dir: PathBuf| dir.join("mpirun").exists() || dir.join("srun").exists();
     if std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(found)) {
         return ok("MPI", format!("{library}, {slots}"));
     }
@@ -207,7 +208,7 @@ fn disk() -> Vec<Finding> {
 }
 
 /// Free space for this user, where the system tells.
-pub fn free_mb(folder: &Path) -> Option<u64> {
+fn free_mb(folder: &Path) -> Option<u64> {
     use std::os::unix::ffi::OsStrExt;
     let path = std::ffi::CString::new(folder.as_os_str().as_bytes()).ok()?;
     let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();

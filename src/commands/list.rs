@@ -1,64 +1,59 @@
-//! What `mcl-train list` prints, straight from the registries.
+//! What `mcl-train list` prints, straight from the registries and the folder of recipes.
 
 use std::path::Path;
 
 use crate::error::{Error, Result};
+use crate::report::{Cell, Table};
 use crate::{data, methods, nets};
 
-/// Text columns, each as wide as its widest cell.
-pub fn columns(rows: &[Vec<String>]) -> String {
-    let count = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let widths: Vec<usize> =
-        (0..count).map(|c| rows.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0)).collect();
-    let line = |row: &Vec<String>| {
-        row.iter().zip(&widths).map(|(cell, &w)| format!("{cell:<w$}")).collect::<Vec<_>>().join("  ").trim_end().to_string() + "\n"
-    };
-    rows.iter().map(line).collect()
-}
-
-fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
-    let header = header.iter().map(|s| s.to_string()).collect();
-    columns(&std::iter::once(header).chain(rows).collect::<Vec<_>>())
-}
-
+/// Every architecture, with its size at the number of classes it is most used with.
 pub fn archs() -> String {
-    let row = |arch: &'static nets::Arch| {
+    let mut table = Table::new("", &["name", "parameters", "multiply-adds", "stages", "feature", "images", "classes"]);
+    for arch in nets::archs() {
         let classes = if arch.image_size == 32 { 100 } else { 1000 };
-        let d = nets::describe(arch, classes);
-        vec![
-            d.name.into(),
-            d.parameters.to_string(),
-            d.macs.to_string(),
-            d.stages.to_string(),
-            d.dim.to_string(),
-            format!("{0} x {0}", d.image_size),
-            classes.to_string(),
-        ]
-    };
-    table(&["name", "parameters", "multiply-adds", "stages", "feature", "images", "classes"], nets::archs().map(row))
+        let about = nets::describe(arch, classes);
+        table.push(vec![
+            Cell::text(about.name),
+            Cell::Count(about.parameters as i64),
+            Cell::Count(about.macs as i64),
+            Cell::Count(about.stages as i64),
+            Cell::Count(about.dim as i64),
+            Cell::text(format!("{0} x {0}", about.image_size)),
+            Cell::Count(classes),
+        ]);
+    }
+    table.plain()
 }
 
+/// Every method, with the paper it is from.
 pub fn methods() -> String {
-    table(&["name", "paper", "needs and ships"], methods::METHODS.iter().map(|m| vec![m.name.into(), m.about.into(), m.needs.into()]))
+    let mut table = Table::new("", &["name", "paper", "needs and ships"]);
+    methods::METHODS.iter().for_each(|m| table.push(vec![Cell::text(m.name), Cell::text(m.about), Cell::text(m.needs)]));
+    table.plain()
 }
 
+/// Every dataset.
 pub fn datasets() -> String {
-    table(&["name", "what it is"], data::DATASETS.iter().map(|d| vec![d.name.into(), d.about.into()]))
+    let mut table = Table::new("", &["name", "what it is"]);
+    data::DATASETS.iter().for_each(|d| table.push(vec![Cell::text(d.name), Cell::text(d.about)]));
+    table.plain()
 }
 
 /// The recipes below ./protocols/pretrain with the first line of their headers.
-pub fn protocols() -> Result<String> {
+pub fn recipes() -> Result<String> {
     let folder = Path::new("protocols/pretrain");
     let entries = std::fs::read_dir(folder)
         .map_err(|e| Error::file(folder, format!("cannot be listed: {e}; recipes are found relative to the current folder")))?;
-    let mut rows = vec![];
+    let mut found = vec![];
     for entry in entries {
         let path = entry.map_err(Error::io("cannot list", folder))?.path();
         if path.extension().is_some_and(|e| e == "toml") {
             let text = std::fs::read_to_string(&path).map_err(Error::open(&path))?;
-            rows.push(vec![path.display().to_string(), text.lines().next().unwrap_or_default().trim_start_matches("# ").to_string()]);
+            found.push((path.display().to_string(), text.lines().next().unwrap_or_default().trim_start_matches("# ").to_string()));
         }
     }
-    rows.sort();
-    Ok(table(&["recipe", "what it is"], rows))
+    found.sort();
+    let mut table = Table::new("", &["recipe", "what it is"]);
+    found.into_iter().for_each(|(path, about)| table.push(vec![Cell::text(path), Cell::text(about)]));
+    Ok(table.plain())
 }

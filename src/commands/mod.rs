@@ -4,7 +4,7 @@ pub mod data;
 pub mod doctor;
 pub mod embed;
 pub mod list;
-pub mod report;
+mod report;
 pub mod selftest;
 
 use clap::Subcommand;

@@ -45,15 +45,22 @@ pub struct SelftestArgs {
 /// One comparison: the largest difference over the largest expected value.
 #[derive(Debug, Clone, Serialize)]
 pub struct Check {
+    /// The golden file, or `hypergradient`.
     pub source: String,
+    /// `paper` or `reference`.
     pub mode: String,
+    /// `f32` or `f64`.
     pub precision: &'static str,
+    /// What was compared: a term of the objective, a gradient, lambda.
     pub term: String,
+    /// The largest difference over the largest expected value.
     pub error: f64,
+    /// The error that is still accepted.
     pub tolerance: f64,
 }
 
 impl Check {
+    /// Is it within its tolerance?
     pub fn passed(&self) -> bool {
         self.error <= self.tolerance
     }

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::eval::figures::{by_epoch, gate_figure, lambda_figures};
 use crate::eval::score::RESAMPLES;
 use crate::eval::stats;
+use crate::report::colours::Palette;
 use crate::report::plot::{Heat, Lines, Series, Whisker, Whiskers};
 use crate::report::{Cell, Figure, Report, Section, Table, paper};
 use crate::rng;
@@ -253,8 +254,9 @@ impl<'a> Found<'a> {
             })
             .collect();
         let title = format!("Gain over {first}");
-        // The first setting has the first colour in the curves.
-        let svg = Whiskers { title: &title, x: "points of top-1 accuracy", series: &series, first_colour: 1, rows: &rows }.draw();
+        // The colours of the curves, which show the first setting too.
+        let palette = Palette::of(group.shown());
+        let svg = Whiskers { title: &title, x: "points of top-1 accuracy", series: &series, palette: &palette, rows: &rows }.draw();
         Figure::new(
             format!("gains{place}"),
             "Paired by seed. Thick: 95 % interval over test images; thin: 95 % interval over seeds (Student's t).",
@@ -625,7 +627,8 @@ fn differences(pairs: &[Pair], group: &Group, measures: &[Measure], place: &str)
         }
     }
     let title = format!("Difference to {against}");
-    let svg = Whiskers { title: &title, x: "points of top-1 accuracy", series: &series, first_colour: 0, rows: &rows }.draw();
+    let palette = Palette::of(&series);
+    let svg = Whiskers { title: &title, x: "points of top-1 accuracy", series: &series, palette: &palette, rows: &rows }.draw();
     Figure::new(format!("differences{place}"), "One seed. Bars: 95 % interval over test images.", svg)
 }
 

@@ -9,9 +9,9 @@ use serde_json::Value;
 use tch::{Kind, Tensor};
 
 use super::plan::{Unit, Work};
-use crate::commands::report::{newest, protocol_of};
 use crate::error::{Error, Result};
 use crate::eval::record::{self, Record};
+use crate::eval::rows::{newest, protocol_of};
 use crate::files;
 use crate::weights::safetensors::{self, Reader, Texts};
 
@@ -189,7 +189,7 @@ impl Kept {
         let records = record::read(from)?;
         // A run folder may hold what was measured of it on other occasions.
         let asked = |r: &&Record| unit.evaluate.iter().any(|line| r.argv.contains(&line.split_whitespace().collect::<Vec<_>>().join(" ")));
-        let records = newest(&records.iter().filter(asked).collect::<Vec<_>>());
+        let records = newest(&records.iter().filter(asked).collect::<Vec<_>>())?;
         if records.is_empty() {
             return Err(Error::failed(format!("unit {}: its measurements left no rows in {}", unit.name, from.display())));
         }

@@ -10,13 +10,13 @@ use clap::Args as ClapArgs;
 use serde::Deserialize;
 use tch::Device;
 
-use crate::commands::list;
 use crate::data::imagenet;
 use crate::error::{Error, Result};
 use crate::eval::Common;
 use crate::eval::network::{PeerChoice, Subject, SubjectArgs};
 use crate::eval::protocol::{Protocol, require};
 use crate::registry;
+use crate::report::{Cell, Table};
 use format::{TARGETS, Target};
 
 pub const ABOUT: &str = "Export backbones for torchvision, MMDetection, Detectron2, TorchScript, safetensors, with a proof beside each";
@@ -120,18 +120,18 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
         }
     }
 
-    let mut rows = vec![];
+    let mut shown = Table::new("", &["network", "target", "file", "tensors", "largest difference after reload"]);
     let mut made = vec![];
     for subject in &subjects {
         for target in &targets {
             let folder = folder(args, subject, subjects.len()).join(target.name);
             let facts = package::write(target, subject, args.with_classifier, &folder, options.tolerance, common.commit)?;
-            rows.push(vec![
-                subject.name.clone(),
-                target.name.to_string(),
-                facts.file.display().to_string(),
-                facts.tensors.to_string(),
-                format!("{:.1e}", facts.difference),
+            shown.push(vec![
+                Cell::text(&subject.name),
+                Cell::text(target.name),
+                Cell::text(facts.file.display().to_string()),
+                Cell::Count(facts.tensors as i64),
+                Cell::text(format!("{:.1e}", facts.difference)),
             ]);
             made.push(facts.json(&folder));
         }
@@ -140,8 +140,7 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
     if common.json {
         common.print_json(&serde_json::json!({ "exports": made }));
     } else {
-        let header = ["network", "target", "file", "tensors", "largest difference after reload"].map(String::from).to_vec();
-        print!("{}", list::columns(&std::iter::once(header).chain(rows).collect::<Vec<_>>()));
+        print!("{}", shown.plain());
         common.say("each folder has README.md, golden.npz and check.py");
     }
     Ok(())

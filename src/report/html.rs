@@ -1,12 +1,11 @@
 //! A report as one HTML file: no network, light and dark, phone width, sortable tables, figures inline.
 
+use super::colours::{DARK, LIGHT};
 use super::plot::escape;
-use super::table::{Mark, Table};
+use super::table::Table;
 use super::{Part, Report};
 
 const STYLE: &str = r#"
-:root{color-scheme:light dark;--ground:#fff;--ink:#1f2328;--soft:#59636e;--grid:#d0d7de;--card:#f6f8fa;--link:#0b5cad}
-@media(prefers-color-scheme:dark){:root{--ground:#0d1117;--ink:#e6edf3;--soft:#9198a1;--grid:#30363d;--card:#161b22;--link:#6cb6ff}}
 *{box-sizing:border-box}
 body{margin:0 auto;max-width:1180px;padding:24px 16px 64px;background:var(--ground);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}
 h1{font-size:1.6rem;margin:0 0 4px}h2{font-size:1.2rem;margin:36px 0 8px;border-bottom:1px solid var(--grid);padding-bottom:4px}
@@ -18,7 +17,7 @@ caption{text-align:left;padding:8px 10px;font-weight:600;position:sticky;left:0}
 th,td{padding:5px 10px;text-align:left;white-space:nowrap;border-top:1px solid var(--grid)}
 th{background:var(--card);cursor:pointer;user-select:none}th:focus-visible{outline:2px solid var(--link);outline-offset:-2px}
 th[aria-sort=ascending]::after{content:" \25B2"}th[aria-sort=descending]::after{content:" \25BC"}
-.n{text-align:right}td.best{font-weight:700}td.second{text-decoration:underline}
+.n{text-align:right}
 .figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,430px),1fr));gap:16px;margin:12px 0}
 .figures.one{grid-template-columns:minmax(0,1fr)}
 figure{margin:0;border:1px solid var(--grid);border-radius:6px;padding:8px;min-width:0}figure{overflow-x:auto}figure svg{display:block;max-width:100%;height:auto}.figures.one svg{min-width:min(520px,150vw)}
@@ -38,7 +37,8 @@ rows.forEach(function(r){b.appendChild(r)})}
 h.addEventListener('click',go);h.addEventListener('keydown',function(e){if(e.key==='Enter'||e.key===' '){e.preventDefault();go()}})})});
 "#;
 
-pub fn page(report: &Report) -> String {
+/// The page; nothing in it is loaded from elsewhere.
+pub(crate) fn page(report: &Report) -> String {
     let anchor = |i: usize| format!("s{i}");
     let links: String =
         report.sections.iter().enumerate().map(|(i, s)| format!("<a href=\"#{}\">{}</a>", anchor(i), escape(&s.title))).collect();
@@ -69,8 +69,10 @@ pub fn page(report: &Report) -> String {
     }
     // The empty icon keeps browsers from asking for one.
     format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n<link rel=\"icon\" href=\"data:,\">\n<title>{}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n{body}<script>{SCRIPT}</script>\n</body>\n</html>\n",
-        escape(&report.title)
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n<link rel=\"icon\" href=\"data:,\">\n<title>{}</title>\n<style>\n:root{{color-scheme:light dark;{}}}\n@media(prefers-color-scheme:dark){{:root{{{}}}}}{STYLE}</style>\n</head>\n<body>\n{body}<script>{SCRIPT}</script>\n</body>\n</html>\n",
+        escape(&report.title),
+        LIGHT.css(),
+        DARK.css()
     )
 }
 
@@ -83,22 +85,11 @@ fn table(table: &Table) -> String {
         .map(|(c, name)| format!("<th scope=\"col\" tabindex=\"0\"{}>{}</th>", class(c), escape(name)))
         .collect();
     let mut rows = String::new();
-    for (r, row) in table.rows.iter().enumerate() {
+    for row in &table.rows {
         rows += "<tr>";
         for (c, cell) in row.iter().enumerate() {
-            let mark = match table.mark(r, c) {
-                Some(Mark::Best) => " best",
-                Some(Mark::Second) => " second",
-                None => "",
-            };
-            let numeric = if table.numeric(c) { "n" } else { "" };
-            let classes = if numeric.is_empty() && mark.is_empty() {
-                String::new()
-            } else {
-                format!(" class=\"{}\"", format!("{numeric}{mark}").trim())
-            };
             let value = cell.number().map_or(String::new(), |v| format!(" data-v=\"{v}\""));
-            rows += &format!("<td{classes}{value}>{}</td>", escape(&cell.shown()));
+            rows += &format!("<td{}{value}>{}</td>", class(c), escape(&cell.shown()));
         }
         rows += "</tr>\n";
     }

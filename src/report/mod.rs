@@ -1,35 +1,43 @@
 //! Reports: tables and figures gathered under titles, written as Markdown, CSV and one self-contained HTML file.
 
-pub mod html;
-pub mod paper;
-pub mod plot;
-pub mod table;
+pub(crate) mod colours;
+mod html;
+pub(crate) mod paper;
+pub(crate) mod plot;
+pub(crate) mod table;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 use crate::files;
-pub use plot::Figure;
+pub(crate) use plot::Figure;
 pub use table::{Cell, Table};
 
 /// A report as it is read from top to bottom.
 pub struct Report {
+    /// Its heading.
     pub title: String,
     /// One line under the title.
     pub about: String,
+    /// In the order they are read.
     pub sections: Vec<Section>,
 }
 
+/// What stands under one heading.
 #[derive(Default)]
 pub struct Section {
+    /// The heading.
     pub title: String,
+    /// In the order they are read.
     pub parts: Vec<Part>,
 }
 
 /// What a section is made of.
 pub enum Part {
+    /// A paragraph.
     Text(String),
+    /// A table with at least one row.
     Table(Table),
     /// Figures that are looked at together.
     Figures(Vec<Figure>),
@@ -38,16 +46,18 @@ pub enum Part {
 }
 
 impl Section {
+    /// A section with nothing in it yet.
     pub fn new(title: impl Into<String>) -> Section {
         Section { title: title.into(), parts: vec![] }
     }
 
+    /// Adds a paragraph.
     pub fn text(&mut self, text: impl Into<String>) -> &mut Section {
         self.parts.push(Part::Text(text.into()));
         self
     }
 
-    /// A table without rows is left out.
+    /// Adds a table; one without rows is left out.
     pub fn table(&mut self, table: Table) -> &mut Section {
         if !table.rows.is_empty() {
             self.parts.push(Part::Table(table));
@@ -55,6 +65,7 @@ impl Section {
         self
     }
 
+    /// Adds figures that are looked at together; none are left out.
     pub fn figures(&mut self, figures: Vec<Figure>) -> &mut Section {
         if !figures.is_empty() {
             self.parts.push(Part::Figures(figures));
@@ -62,6 +73,7 @@ impl Section {
         self
     }
 
+    /// Adds text to copy.
     pub fn code(&mut self, text: impl Into<String>) -> &mut Section {
         self.parts.push(Part::Code(text.into()));
         self
@@ -83,7 +95,7 @@ impl Report {
         })
     }
 
-    /// report.md, report.html and figures/*.svg in `folder`.
+    /// Writes report.md, report.html and figures/*.svg in `folder`, and says which files there are.
     pub fn write(&self, folder: &Path) -> Result<Vec<PathBuf>> {
         let figures = folder.join("figures");
         fs::create_dir_all(&figures).map_err(Error::io("cannot make", &figures))?;
@@ -98,6 +110,7 @@ impl Report {
         Ok(written)
     }
 
+    /// The report as Markdown.
     pub fn markdown(&self) -> String {
         let mut out = format!("# {}\n\n{}\n", self.title, self.about);
         for section in &self.sections {

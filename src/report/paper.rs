@@ -16,13 +16,19 @@ const PAPER: &[&str] = &[
 
 /// A row of the paper's tables.
 pub struct Printed {
+    /// The file's name, for pairs of architectures with the pair.
     pub table: String,
+    /// What it was measured on.
     pub dataset: String,
+    /// The architecture.
     pub network: String,
     /// 1 or 2 where the table tells two networks apart.
     pub peer: Option<usize>,
+    /// How it was trained.
     pub method: String,
+    /// In percent.
     pub value: f64,
+    /// Over three runs, where the paper says.
     pub std: Option<f64>,
 }
 
@@ -55,6 +61,7 @@ pub fn printed() -> Result<Vec<Printed>> {
 }
 
 impl Printed {
+    /// The value as the paper prints it.
     pub fn shown(&self) -> String {
         self.std.map_or(format!("{:.2}", self.value), |s| format!("{:.2} ± {s:.2}", self.value))
     }

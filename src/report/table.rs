@@ -7,26 +7,27 @@ use crate::error::{Error, Result};
 /// One value of a table.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Cell {
+    /// Nothing to say.
     Empty,
+    /// Words.
     Text(String),
+    /// A whole number.
     Count(i64),
     /// Shown with this many decimals.
     Score(f64, usize),
     /// Mean and standard deviation of n values; shown with two decimals.
     Spread {
+        /// Of the values.
         mean: f64,
+        /// Over n - 1; none for one value.
         std: Option<f64>,
+        /// How many values; 0 where somebody else took the mean and does not say.
         n: usize,
-    },
-    /// A measurement with its 95 % interval.
-    Interval {
-        value: f64,
-        low: f64,
-        high: f64,
     },
 }
 
 impl Cell {
+    /// Words.
     pub fn text(text: impl Into<String>) -> Cell {
         Cell::Text(text.into())
     }
@@ -36,16 +37,17 @@ impl Cell {
         value.filter(|v| v.is_finite()).map_or(Cell::Empty, |v| Cell::Score(v, 2))
     }
 
-    /// The number a column is sorted and marked by.
+    /// The number a column is sorted by.
     pub fn number(&self) -> Option<f64> {
         match self {
             Cell::Empty | Cell::Text(_) => None,
             Cell::Count(n) => Some(*n as f64),
-            Cell::Score(value, _) | Cell::Interval { value, .. } => Some(*value),
+            Cell::Score(value, _) => Some(*value),
             Cell::Spread { mean, .. } => Some(*mean),
         }
     }
 
+    /// The cell as it is printed.
     pub fn shown(&self) -> String {
         match self {
             Cell::Empty => String::new(),
@@ -56,51 +58,31 @@ impl Cell {
             Cell::Spread { mean, std: Some(std), n: 0 } => format!("{mean:.2} ± {std:.2}"),
             Cell::Spread { mean, std: Some(std), n } => format!("{mean:.2} ± {std:.2} (n = {n})"),
             Cell::Spread { mean, std: None, .. } => format!("{mean:.2}"),
-            Cell::Interval { value, low, high } => format!("{value:.2} [{low:.2}, {high:.2}]"),
         }
     }
 }
 
-/// How the paper marks its tables.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mark {
-    Best,
-    Second,
-}
-
+/// Rows of cells under the names of their columns.
 #[derive(Debug, Clone, Default)]
 pub struct Table {
+    /// What stands above it; may be empty.
     pub name: String,
+    /// The names of the columns.
     pub columns: Vec<String>,
+    /// As many cells as columns in each.
     pub rows: Vec<Vec<Cell>>,
-    /// Columns in which the highest value is bold and the second underlined.
-    pub marked: Vec<usize>,
 }
 
 impl Table {
+    /// A table without rows.
     pub fn new(name: impl Into<String>, columns: &[&str]) -> Table {
-        Table { name: name.into(), columns: columns.iter().map(|c| c.to_string()).collect(), rows: vec![], marked: vec![] }
+        Table { name: name.into(), columns: columns.iter().map(|c| c.to_string()).collect(), rows: vec![] }
     }
 
+    /// Adds a row with a cell for each column.
     pub fn push(&mut self, row: Vec<Cell>) {
         assert_eq!(row.len(), self.columns.len(), "a cell for each column of table {}", self.name);
         self.rows.push(row);
-    }
-
-    /// Best and second of the marked columns. Nothing is marked where there is nothing to choose from.
-    pub fn mark(&self, row: usize, column: usize) -> Option<Mark> {
-        if !self.marked.contains(&column) {
-            return None;
-        }
-        let own = self.rows[row][column].number()?;
-        let mut values: Vec<f64> = self.rows.iter().filter_map(|r| r[column].number()).collect();
-        values.sort_by(|a, b| b.total_cmp(a));
-        values.dedup();
-        match values.iter().position(|v| *v == own) {
-            Some(0) if values.len() > 1 => Some(Mark::Best),
-            Some(1) if values.len() > 2 => Some(Mark::Second),
-            _ => None,
-        }
     }
 
     /// The table without the columns that say nothing in any row.
@@ -110,7 +92,6 @@ impl Table {
         Table {
             columns: kept.iter().map(|&c| self.columns[c].clone()).collect(),
             rows: self.rows.iter().map(|r| kept.iter().map(|&c| r[c].clone()).collect()).collect(),
-            marked: self.marked.iter().filter_map(|m| kept.iter().position(|k| k == m)).collect(),
             name: self.name,
         }
     }
@@ -120,19 +101,13 @@ impl Table {
         self.rows.iter().any(|r| r[column].number().is_some())
     }
 
+    /// The table as Markdown.
     pub fn markdown(&self) -> String {
         let escape = |s: &str| s.replace('|', "\\|").replace('\n', " ");
         let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
         let mut out = line(self.columns.iter().map(|c| escape(c)).collect());
         out += &line((0..self.columns.len()).map(|c| if self.numeric(c) { "---:" } else { "---" }.to_string()).collect());
-        for (r, row) in self.rows.iter().enumerate() {
-            let cell = |(c, cell): (usize, &Cell)| match self.mark(r, c) {
-                Some(Mark::Best) => format!("**{}**", escape(&cell.shown())),
-                Some(Mark::Second) => format!("<u>{}</u>", escape(&cell.shown())),
-                None => escape(&cell.shown()),
-            };
-            out += &line(row.iter().enumerate().map(cell).collect());
-        }
+        out.extend(self.rows.iter().map(|row| line(row.iter().map(|cell| escape(&cell.shown())).collect())));
         out
     }
 
@@ -148,6 +123,7 @@ impl Table {
         rows.iter().map(|r| format!("{}\n", r.iter().enumerate().map(pad).collect::<Vec<_>>().join("  ").trim_end())).collect()
     }
 
+    /// The table as CSV, numbers with all their digits.
     pub fn csv(&self) -> Result<String> {
         let failed = |e: csv::Error| Error::failed(format!("table {}: {e}", self.name));
         let mut out = csv::Writer::from_writer(vec![]);
@@ -164,48 +140,64 @@ impl Table {
     }
 }
 
+/// Items with equal keys together (polars), in the order in which their keys first occur. Every item has equally many keys.
+pub fn together<T: Copy>(items: &[T], key: impl Fn(T) -> Vec<String>) -> Result<Vec<Vec<T>>> {
+    let keys: Vec<Vec<String>> = items.iter().map(|item| key(*item)).collect();
+    let Some(width) = keys.first().map(Vec::len) else { return Ok(vec![]) };
+    let names: Vec<String> = (0..width).map(|k| format!("key{k}")).collect();
+    let column =
+        |(k, name): (usize, &String)| Column::new(name.as_str().into(), keys.iter().map(|own| own[k].as_str()).collect::<Vec<_>>());
+    let found = || -> PolarsResult<Vec<Vec<T>>> {
+        let frame = DataFrame::new(items.len(), names.iter().enumerate().map(column).collect())?;
+        let groups = frame.group_by_stable(names.iter().map(String::as_str))?;
+        let rows = |group: GroupsIndicator| -> Vec<T> {
+            match group {
+                GroupsIndicator::Idx((_, rows)) => rows.iter().map(|&row| items[row as usize]).collect(),
+                GroupsIndicator::Slice([first, count]) => items[first as usize..(first + count) as usize].to_vec(),
+            }
+        };
+        Ok(groups.get_groups().iter().map(rows).collect())
+    };
+    found().map_err(|e| Error::failed(format!("cannot group the measurements: {e}")))
+}
+
 /// Values that belong together, as mean and standard deviation (over n - 1).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Group {
+    /// What they have in common.
     pub keys: Vec<String>,
+    /// Of the values.
     pub mean: f64,
+    /// None for one value.
     pub std: Option<f64>,
+    /// How many values.
     pub n: usize,
 }
 
 impl Group {
+    /// Mean and standard deviation of at least one value.
+    fn of(keys: Vec<String>, values: Vec<f64>) -> Group {
+        let values = Float64Chunked::from_vec("value".into(), values);
+        let std = if values.len() > 1 { values.std(1) } else { None };
+        Group { keys, mean: values.mean().unwrap_or(f64::NAN), std, n: values.len() }
+    }
+
+    /// The group as a cell.
     pub fn cell(&self) -> Cell {
         Cell::Spread { mean: self.mean, std: self.std, n: self.n }
     }
 }
 
-/// Groups measurements by their keys, in the order the keys first occur.
+/// Groups values by their keys, in the order the keys first occur.
 pub fn group(measurements: &[(Vec<String>, f64)]) -> Result<Vec<Group>> {
-    let Some(width) = measurements.first().map(|(keys, _)| keys.len()) else { return Ok(vec![]) };
-    let failed = |e: PolarsError| Error::failed(format!("cannot group the measurements: {e}"));
-    let names: Vec<String> = (0..width).map(|k| format!("key{k}")).collect();
-    let mut columns: Vec<Column> = names
-        .iter()
-        .enumerate()
-        .map(|(k, name)| Column::new(name.as_str().into(), measurements.iter().map(|(keys, _)| keys[k].as_str()).collect::<Vec<_>>()))
-        .collect();
-    columns.push(Column::new("value".into(), measurements.iter().map(|(_, value)| *value).collect::<Vec<_>>()));
-    let frame = DataFrame::new(measurements.len(), columns).map_err(failed)?;
-    let groups = frame.group_by_stable(names.iter().map(String::as_str)).map_err(failed)?;
-    let one = |group: GroupsIndicator| -> PolarsResult<Group> {
-        let rows: Vec<IdxSize> = match group {
-            GroupsIndicator::Idx((_, rows)) => rows.iter().copied().collect(),
-            GroupsIndicator::Slice([first, count]) => (first..first + count).collect(),
-        };
-        let first = rows[0] as usize;
-        let keys = names
-            .iter()
-            .map(|n| Ok(frame.column(n)?.str()?.get(first).unwrap_or_default().to_string()))
-            .collect::<PolarsResult<Vec<_>>>()?;
-        let values = frame.column("value")?.f64()?.take(rows.as_slice())?;
-        Ok(Group { keys, mean: values.mean().unwrap_or(f64::NAN), std: if rows.len() > 1 { values.std(1) } else { None }, n: rows.len() })
-    };
-    groups.get_groups().iter().map(|group| one(group).map_err(failed)).collect()
+    let all: Vec<&(Vec<String>, f64)> = measurements.iter().collect();
+    let groups = together(&all, |(keys, _)| keys.clone())?;
+    Ok(groups.iter().map(|own| Group::of(own[0].0.clone(), own.iter().map(|(_, value)| *value).collect())).collect())
+}
+
+/// Mean and standard deviation of values, as a cell; empty for none.
+pub fn spread(values: &[f64]) -> Cell {
+    if values.is_empty() { Cell::Empty } else { Group::of(vec![], values.to_vec()).cell() }
 }
 
 #[cfg(test)]
@@ -226,13 +218,12 @@ mod tests {
     }
 
     #[test]
-    fn best_is_bold_second_underlined_and_pipes_do_not_break_rows() {
+    fn pipes_do_not_break_rows_and_csv_keeps_all_digits() {
         let mut table = Table::new("t", &["method|x", "top-1"]);
         for (name, value) in [("a", 1.0), ("b|c", 3.0), ("d", 2.0)] {
             table.push(vec![Cell::text(name), Cell::Score(value, 2)]);
         }
-        table.marked = vec![1];
-        assert_eq!(table.markdown(), "| method\\|x | top-1 |\n| --- | ---: |\n| a | 1.00 |\n| b\\|c | **3.00** |\n| d | <u>2.00</u> |\n");
+        assert_eq!(table.markdown(), "| method\\|x | top-1 |\n| --- | ---: |\n| a | 1.00 |\n| b\\|c | 3.00 |\n| d | 2.00 |\n");
         assert_eq!(table.csv().unwrap(), "method|x,top-1\na,1\nb|c,3\nd,2\n");
     }
 }
