@@ -5,9 +5,7 @@
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-use super::{
-    Clock, Group, Method, MethodSpec, Needs, Rate, Task, at_least, mutual_rows, positive, read_options, resolved, task_rows, weights,
-};
+use super::{Clock, Group, Method, MethodSpec, Rate, Task, at_least, mutual_rows, positive, read_options, resolved, task_rows, weights};
 use crate::cohort::Cohort;
 use crate::data::Batch;
 use crate::error::{Error, Result};
@@ -86,7 +84,7 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
     positive("temperature", options.temperature)?;
     positive("adam_lr", options.adam_lr)?;
     weights(&[("adam_weight_decay", options.adam_weight_decay)])?;
-    at_least("afd", 2, task.archs, "maps are told apart from those of another network")?;
+    at_least("afd", 2, task.archs.len(), "maps are told apart from those of another network")?;
     let width = task.archs.iter().map(|a| a.dim).max().expect("a cohort has networks");
     let scope = |name: &str| Scope::root(rng::derive(task.seed, name, 0), task.device, task.kind);
     let (transfer, discriminator) = (scope("afd transfer"), scope("afd discriminator"));
@@ -138,10 +136,6 @@ impl Afd {
 }
 
 impl Method for Afd {
-    fn needs(&self) -> Needs {
-        Needs::default()
-    }
-
     fn options(&self) -> toml::Table {
         resolved(&self.options)
     }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-use super::{Clock, Method, MethodSpec, Needs, Task, read_options, resolved, task_rows};
+use super::{Clock, Method, MethodSpec, Task, read_options, resolved, task_rows};
 use crate::data::Batch;
 use crate::error::Result;
 use crate::losses::terms::Terms;
@@ -30,16 +30,8 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
 }
 
 impl Method for Baseline {
-    fn needs(&self) -> Needs {
-        Needs::default()
-    }
-
     fn options(&self) -> toml::Table {
         resolved(&self.options)
-    }
-
-    fn losses(&self, outs: &[Outputs], batch: &Batch, clock: Clock) -> Result<Terms> {
-        self.mixed_losses(outs, outs, &batch.labels, batch, clock)
     }
 
     fn mixes(&self) -> bool {

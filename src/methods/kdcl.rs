@@ -66,7 +66,7 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
     let options: Options = read_options(options, &[])?;
     positive("temperature", options.temperature)?;
     weights(&[("weight", options.weight)])?;
-    at_least("kdcl", 2, task.archs, "the teacher is put together from several networks")?;
+    at_least("kdcl", 2, task.archs.len(), "the teacher is put together from several networks")?;
     if options.teacher == Teacher::General && task.holdout == 0 {
         return Err(Error::input(
             "kdcl weighs its networks by their errors on held-out images, and data.holdout = 0; set data.holdout=20, or method.teacher to naive, minlogit or linear",

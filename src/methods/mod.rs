@@ -180,7 +180,10 @@ pub struct Stepped<'a> {
 /// A training method. `losses` may be evaluated many times on one batch (the bilevel scheme does): it changes nothing but the
 /// running statistics of normalisation layers, as a network's forward pass does.
 pub trait Method: Send {
-    fn needs(&self) -> Needs;
+    /// What the trainer must provide; by default shuffled batches, one view, no branches, nothing shared.
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
 
     /// Its options as resolved: every key with its value, as written to the run folder.
     fn options(&self) -> toml::Table;
@@ -206,7 +209,10 @@ pub trait Method: Send {
         Ok(())
     }
 
-    fn losses(&self, outs: &[Outputs], batch: &Batch, clock: Clock) -> Result<Terms>;
+    /// The terms to be minimised on a batch. A method that `mixes` writes `mixed_losses` alone: this is the same with nothing mixed.
+    fn losses(&self, outs: &[Outputs], batch: &Batch, clock: Clock) -> Result<Terms> {
+        self.mixed_losses(outs, outs, &batch.labels, batch, clock)
+    }
 
     /// Can it learn from mixed images (`mixed_losses`)?
     fn mixes(&self) -> bool {
@@ -298,12 +304,26 @@ fn weights(values: &[(&str, f64)]) -> Result<()> {
     }
 }
 
-/// Refuses cohorts that are too small.
-fn at_least(method: &str, count: usize, archs: &[&'static Arch], why: &str) -> Result<()> {
-    if archs.len() >= count {
+/// Refuses a whole number below `least`.
+fn count(key: &str, value: i64, least: i64) -> Result<()> {
+    if value >= least { Ok(()) } else { Err(Error::input(format!("[method] {key} = {value}; accepted: {least} or more"))) }
+}
+
+/// Refuses a momentum outside [0, 1).
+fn below_one(key: &str, value: f64) -> Result<()> {
+    if (0.0..1.0).contains(&value) {
         Ok(())
     } else {
-        Err(Error::input(format!("{method} needs {count} networks or more and [cohort] archs has {}: {why}", archs.len())))
+        Err(Error::input(format!("[method] {key} = {value}; accepted: 0 up to, but without, 1")))
+    }
+}
+
+/// Refuses cohorts of fewer than `least` networks.
+fn at_least(method: &str, least: usize, networks: usize, why: &str) -> Result<()> {
+    if networks >= least {
+        Ok(())
+    } else {
+        Err(Error::input(format!("{method} needs {least} networks or more and [cohort] archs has {networks}: {why}")))
     }
 }
 
@@ -316,6 +336,17 @@ fn one_architecture(method: &str, archs: &[&'static Arch], why: &str) -> Result<
             archs[0].name, other.name
         ))),
     }
+}
+
+/// How many stages the networks share where the option `branch` says that they are branches of one trunk: all but the last `own`, one at
+/// least. Independent networks share none.
+fn shared_trunk(method: &str, archs: &[&'static Arch], branch: bool, own: usize) -> Result<usize> {
+    if !branch {
+        return Ok(0);
+    }
+    let method = format!("{method} with branch = true");
+    one_architecture(&method, archs, "they are branches of one trunk; set method.branch=false for independent networks")?;
+    Ok(archs[0].depth.saturating_sub(own).max(1))
 }
 
 /// Refuses training images of which a class has one alone: batch mining draws two images of a class.

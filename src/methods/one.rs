@@ -59,7 +59,7 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
     let options: Options = read_options(options, PRESETS)?;
     positive("temperature", options.temperature)?;
     weights(&[("weight", options.weight)])?;
-    at_least("one", 2, task.archs, "the ensemble is made of branches")?;
+    at_least("one", 2, task.archs.len(), "the ensemble is made of branches")?;
     one_architecture("one", task.archs, "they are branches of one trunk")?;
     let (arch, branches) = (task.archs[0], task.archs.len() as i64);
     let shared_stages = arch.depth - 1;
