@@ -16,7 +16,7 @@ use crate::optim::Rule;
 use crate::params::{Params, Scope};
 use crate::rng;
 
-pub const SPEC: MethodSpec = MethodSpec {
+pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "afd",
     about: "Feature-map-level Online Adversarial Knowledge Distillation (Chung et al. 2020)",
     needs: "independent networks, M >= 2; two gradients a step, the adversarial one with Adam; ships all",

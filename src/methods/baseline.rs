@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::losses::terms::Terms;
 use crate::nets::Outputs;
 
-pub const SPEC: MethodSpec = MethodSpec {
+pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "baseline",
     about: "independent training with cross-entropy",
     needs: "independent networks, M >= 1; ships all",

@@ -18,7 +18,7 @@ use crate::nets::{Arch, Outputs};
 use crate::params::Named;
 use crate::rng;
 
-pub const SPEC: MethodSpec = MethodSpec {
+pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "ckd_mkt",
     about: "Collaborative Knowledge Distillation via Multi-knowledge Transfer (Gou et al. 2022)",
     needs: "independent networks, M >= 2; a first phase of as many epochs trains self-teachers; ships all",

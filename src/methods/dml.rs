@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::losses::terms::Terms;
 use crate::nets::Outputs;
 
-pub const SPEC: MethodSpec =
+pub(super) const SPEC: MethodSpec =
     MethodSpec { name: "dml", about: "Deep Mutual Learning (Zhang et al. 2018)", needs: "independent networks, M >= 2; ships all", build };
 
 /// The original's own schedule (200 epochs of batch 64, divided by 10 every 60) belongs to `[train]`.

@@ -21,7 +21,7 @@ use crate::optim::{Rule, schedule::ramp};
 use crate::params::{Init, Params, Scope};
 use crate::rng;
 
-pub const SPEC: MethodSpec = MethodSpec {
+pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "ffsd",
     about: "Feature Fusion and Self-Distillation (Li et al. 2022)",
     needs: "independent networks of one architecture, M >= 2, and a leader it adds; ships the leader",

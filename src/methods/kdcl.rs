@@ -16,7 +16,7 @@ use crate::nets::Outputs;
 use crate::nets::layers::Mode;
 use crate::params::Named;
 
-pub const SPEC: MethodSpec = MethodSpec {
+pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "kdcl",
     about: "Online Knowledge Distillation via Collaborative Learning (Guo et al. 2020)",
     needs: "independent networks, M >= 2, a view each; teacher = \"general\" needs data.holdout; ships all",

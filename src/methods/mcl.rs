@@ -24,7 +24,7 @@ use crate::params::{Named, Params, Scope};
 use crate::rng;
 use crate::system::ranks;
 
-pub const SPEC: MethodSpec = MethodSpec {
+pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "mcl",
     about: "Mutual Contrastive Learning (Yang et al. 2022)",
     needs: "independent networks (branch = true: one architecture, all stages but the last two shared), M >= 2, class pairs or a memory bank; ships all",

@@ -18,7 +18,7 @@ use crate::optim::{Rule, schedule::ramp};
 use crate::params::{Init, Params, Scope};
 use crate::rng;
 
-pub const SPEC: MethodSpec = MethodSpec {
+pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "okddip",
     about: "Online Knowledge Distillation with Diverse Peers (Chen et al. 2020)",
     needs: "one architecture, all stages but the last shared (branch = false: independent), M >= 3; ships the leader (the last network), then the peers",

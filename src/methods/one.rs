@@ -19,7 +19,7 @@ use crate::optim::{Rule, schedule::ramp};
 use crate::params::{Params, Scope};
 use crate::rng;
 
-pub const SPEC: MethodSpec = MethodSpec {
+pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "one",
     about: "On-the-Fly Native Ensemble (Lan et al. 2018)",
     needs: "one architecture, all stages but the last shared, M >= 2; ships every branch with the trunk",

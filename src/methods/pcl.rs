@@ -20,7 +20,7 @@ use crate::optim::{Rule, schedule::ramp};
 use crate::params::{Named, Params, Scope};
 use crate::rng;
 
-pub const SPEC: MethodSpec = MethodSpec {
+pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "pcl",
     about: "Peer Collaborative Learning (Wu and Gong 2021)",
     needs: "one architecture: all stages but the last shared; several: independent networks; M >= 2, a view each; ships the mean teachers",
