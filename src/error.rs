@@ -87,10 +87,11 @@ impl Error {
         move |source| Error::File { path, what: format!("cannot be read: {source}") }
     }
 
-    /// For `map_err` on a method's or protocol's own options: names the table they stand in.
+    /// For `map_err` on a method's or protocol's own options: names the table they stand in, in one line (the reader of TOML says the
+    /// place of a nested key on a line of its own).
     pub fn options<E: std::fmt::Display>(table: &str) -> impl FnOnce(E) -> Error {
         let table = table.to_string();
-        move |e| Error::Input(format!("[{table}]: {}", e.to_string().trim_end()))
+        move |e| Error::Input(format!("[{table}]: {}", e.to_string().trim_end().replace('\n', " ")))
     }
 
     /// The exit code of a command that ends with this error.

@@ -49,6 +49,7 @@ fn golden_pair_in_all_three_forms() {
     let ones = Tensor::ones([4], F64);
     let lambda = Tensor::from_slice(&[0.5f64, 0.6, 0.7, 0.8]);
     let neither = SoftTerms { temperature: 1.0, diagonal: true };
+    // The rows of `RELEASED` are from running the released class, the others from a transcription of the equations; float64, torch 2.13.
     let cases = [
         (SoftTerms::RELEASED, &ones, [20.1306930324, 27.2331496938, 11.3189756776, 23.5895687070]),
         (SoftTerms::RELEASED, &lambda, [13.1511269619, 16.7337751615, 7.2126002608, 14.6031495397]),
@@ -129,6 +130,7 @@ fn golden_memory_pair() {
             .0,
         )
     };
+    // From running the released memory class on these tables in float64 (torch 2.13).
     let cases = [
         ([1.0, 1.0], [16.9758668264, 69.9415917931, 10.2643782526, 25.9041556117]),
         ([0.5, 0.7], [9.3898165835, 45.5923379814, 6.7480832754, 16.0751948310]),
@@ -142,7 +144,8 @@ fn golden_memory_pair() {
         close(cross[2], 2.0 * expected[2], 1e-10);
         close(cross[3], 2.0 * expected[3], 1e-10);
     }
-    // The paper's vanilla term, each network with its own bank; the columns without the anchor's own image.
+    // The paper's vanilla term, each network with its own bank; the columns without the anchor's own image. From a transcription of the
+    // equation in float64 (torch 2.13).
     close(run([&bank0, &bank1], &[1.0, 1.0], BankLayout::Paper, 1)[0], 2.0 * 33.8962417828, 1e-10);
 }
 

@@ -243,6 +243,8 @@ fn what_it_cannot_do_is_refused_by_name() {
         (2, &LABELS[..], "dim = 0", "[method] dim = 0"),
         (2, &LABELS[..], "matching = \"some\"", "one_to_one"),
         (2, &LABELS[..], "terms = { vcl = -1 }", "-1 is no weight"),
+        (2, &LABELS[..], "terms = { vlc = 1 }", "unknown field `vlc`"),
+        (2, &LABELS[..], "preset = \"swin\"", "[method] preset = \"swin\"; accepted: \"paper\", \"cifar\", \"imagenet\""),
         (2, &LABELS[..], "mode = \"reference\"\nmining = \"queue\"", "released code has no queue"),
         (2, &LABELS[..], "mining = \"memory\"\nnegatives = 0", "[method] negatives = 0"),
         (2, &LABELS[..], "inner_momentum = 1", "[method] inner_momentum = 1; accepted: 0 up to, but without, 1"),
@@ -250,6 +252,7 @@ fn what_it_cannot_do_is_refused_by_name() {
     for (networks, labels, options, expected) in cases {
         let message = refusal(networks, labels, options);
         assert!(message.contains(expected), "`{options}`: {message}");
+        assert!(!message.contains('\n'), "`{options}`: more than one line: {message}");
     }
     let mut lonely = method(parsed("dim = 4"), &TWO);
     let bad = Batch { labels: Tensor::from_slice(&[0i64, 0, 1, 1, 2, 0]), ..batch() };
