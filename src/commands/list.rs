@@ -39,7 +39,11 @@ pub fn archs() -> String {
 }
 
 pub fn methods() -> String {
-    table(&["name", "paper", "needs and ships"], methods::METHODS.iter().map(|m| vec![m.name.into(), m.about.into(), m.needs.into()]))
+    let row = |m: &methods::MethodSpec| {
+        let presets: Vec<&str> = m.presets().collect();
+        vec![m.name.into(), m.about.into(), presets.join(", "), m.needs.into()]
+    };
+    table(&["name", "paper", "presets", "needs and ships"], methods::METHODS.iter().map(row))
 }
 
 pub fn datasets() -> String {

@@ -20,6 +20,7 @@ pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "afd",
     about: "Feature-map-level Online Adversarial Knowledge Distillation (Chung et al. 2020)",
     needs: "independent networks, M >= 2; two gradients a step, the adversarial one with Adam; ships all",
+    presets: &[],
     build,
 };
 
@@ -80,7 +81,7 @@ struct Afd {
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
-    let options: Options = read_options(options, &[])?;
+    let options: Options = read_options(&SPEC, options)?;
     positive("temperature", options.temperature)?;
     positive("adam_lr", options.adam_lr)?;
     weights(&[("adam_weight_decay", options.adam_weight_decay)])?;

@@ -13,6 +13,7 @@ pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "baseline",
     about: "independent training with cross-entropy",
     needs: "independent networks, M >= 1; ships all",
+    presets: &[],
     build,
 };
 
@@ -26,7 +27,7 @@ struct Baseline {
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
-    Ok(Box::new(Baseline { options: read_options(options, &[])?, smoothing: task.label_smoothing }))
+    Ok(Box::new(Baseline { options: read_options(&SPEC, options)?, smoothing: task.label_smoothing }))
 }
 
 impl Method for Baseline {

@@ -22,6 +22,7 @@ pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "ckd_mkt",
     about: "Collaborative Knowledge Distillation via Multi-knowledge Transfer (Gou et al. 2022)",
     needs: "independent networks, M >= 2; a first phase of as many epochs trains self-teachers; ships all",
+    presets: &[],
     build,
 };
 
@@ -65,7 +66,7 @@ struct CkdMkt {
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
-    let mut options: Options = read_options(options, &[])?;
+    let mut options: Options = read_options(&SPEC, options)?;
     let pretrain = *options.pretrain_epochs.get_or_insert(task.epochs);
     positive("temperature", options.temperature)?;
     let Options { alpha, beta, beta1, beta2, gamma, .. } = options;

@@ -9,8 +9,13 @@ use crate::error::Result;
 use crate::losses::terms::Terms;
 use crate::nets::Outputs;
 
-pub(super) const SPEC: MethodSpec =
-    MethodSpec { name: "dml", about: "Deep Mutual Learning (Zhang et al. 2018)", needs: "independent networks, M >= 2; ships all", build };
+pub(super) const SPEC: MethodSpec = MethodSpec {
+    name: "dml",
+    about: "Deep Mutual Learning (Zhang et al. 2018)",
+    needs: "independent networks, M >= 2; ships all",
+    presets: PRESETS,
+    build,
+};
 
 /// The original's own schedule (200 epochs of batch 64, divided by 10 every 60) belongs to `[train]`.
 const PRESETS: &[(&str, &str)] = &[("original", "temperature = 1.0")];
@@ -34,7 +39,7 @@ struct Dml {
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
-    let options: Options = read_options(options, PRESETS)?;
+    let options: Options = read_options(&SPEC, options)?;
     positive("temperature", options.temperature)?;
     at_least("dml", 2, task.archs.len(), "a network learns from its peers")?;
     Ok(Box::new(Dml { options, smoothing: task.label_smoothing }))

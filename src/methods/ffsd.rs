@@ -25,6 +25,7 @@ pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "ffsd",
     about: "Feature Fusion and Self-Distillation (Li et al. 2022)",
     needs: "independent networks of one architecture, M >= 2, and a leader it adds; ships the leader",
+    presets: &[],
     build,
 };
 
@@ -128,7 +129,7 @@ fn separable(scope: &Scope, c_in: i64, c_out: i64, init: fn(ConvShape) -> Init) 
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
-    let options: Options = read_options(options, &[])?;
+    let options: Options = read_options(&SPEC, options)?;
     positive("temperature", options.temperature)?;
     positive("decoder_lr", options.decoder_lr)?;
     let Options { lambda_div, lambda_fus, lambda_sd, fusion_weight_decay, decoder_weight_decay, .. } = options;

@@ -20,6 +20,7 @@ pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "kdcl",
     about: "Online Knowledge Distillation via Collaborative Learning (Guo et al. 2020)",
     needs: "independent networks, M >= 2, a view each; teacher = \"general\" needs data.holdout; ships all",
+    presets: &[],
     build,
 };
 
@@ -63,7 +64,7 @@ struct Kdcl {
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
-    let options: Options = read_options(options, &[])?;
+    let options: Options = read_options(&SPEC, options)?;
     positive("temperature", options.temperature)?;
     weights(&[("weight", options.weight)])?;
     at_least("kdcl", 2, task.archs.len(), "the teacher is put together from several networks")?;

@@ -28,6 +28,7 @@ pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "mcl",
     about: "Mutual Contrastive Learning (Yang et al. 2022)",
     needs: "independent networks (branch = true: one architecture, all stages but the last two shared), M >= 2, class pairs or a memory bank; ships all",
+    presets: PRESETS,
     build,
 };
 
@@ -107,7 +108,7 @@ struct Mcl {
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
-    let mut options: Options = read_options(options, PRESETS)?;
+    let mut options: Options = read_options(&SPEC, options)?;
     let tau = *options.tau.get_or_insert(if options.mining == Mining::Batch { 0.1 } else { 0.07 });
     positive("tau", tau)?;
     positive("temperature", options.temperature)?;

@@ -51,8 +51,17 @@ pub struct MethodSpec {
     pub about: &'static str,
     /// What it needs and ships, in a few words, for `list methods`.
     pub needs: &'static str,
+    /// Sets of values for the keys that a recipe leaves out, name and TOML, beside "paper": the defaults.
+    presets: &'static [(&'static str, &'static str)],
     /// Reads its own options (the `[method]` table without `name`), refuses what it cannot do.
     pub build: fn(&Task, toml::Table) -> Result<Box<dyn Method>>,
+}
+
+impl MethodSpec {
+    /// What the key `preset` of its options may be.
+    pub fn presets(&self) -> impl Iterator<Item = &'static str> {
+        std::iter::once("paper").chain(self.presets.iter().map(|p| p.0))
+    }
 }
 
 /// The method of this name, or an error that lists those there are.
@@ -289,19 +298,16 @@ pub trait Method: Send {
 }
 
 /// Options as the recipe gives them, over the preset it names, over the defaults. `preset` names a set of values for the keys that a
-/// recipe leaves out. "paper" is the defaults, the common protocol of the L-MCL paper's tables; `presets` are a method's others, name and
-/// TOML: "original" for what its own authors did, "imagenet" for the L-MCL paper's numbers on another dataset.
-fn read_options<T: DeserializeOwned>(mut table: toml::Table, presets: &[(&str, &str)]) -> Result<T> {
+/// recipe leaves out. "paper" is the defaults, the common protocol of the L-MCL paper's tables; a method may have others: "original" for
+/// what its own authors did, "imagenet" for the L-MCL paper's numbers on another dataset.
+fn read_options<T: DeserializeOwned>(spec: &MethodSpec, mut table: toml::Table) -> Result<T> {
     if let Some(preset) = table.remove("preset") {
-        let known = || std::iter::once("paper").chain(presets.iter().map(|p| p.0));
-        let values = match (preset.as_str(), presets.iter().find(|p| preset.as_str() == Some(p.0))) {
+        let values = match (preset.as_str(), spec.presets.iter().find(|p| preset.as_str() == Some(p.0))) {
             (Some("paper"), _) => "",
             (_, Some((_, values))) => values,
             _ => {
-                return Err(Error::input(format!(
-                    "[method] preset = {preset}; accepted: {}",
-                    known().map(|k| format!("\"{k}\"")).collect::<Vec<_>>().join(", ")
-                )));
+                let accepted: Vec<String> = spec.presets().map(|name| format!("\"{name}\"")).collect();
+                return Err(Error::input(format!("[method] preset = {preset}; accepted: {}", accepted.join(", "))));
             }
         };
         for (key, value) in values.parse::<toml::Table>().expect("a preset is valid TOML") {

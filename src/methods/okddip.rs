@@ -22,6 +22,7 @@ pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "okddip",
     about: "Online Knowledge Distillation with Diverse Peers (Chen et al. 2020)",
     needs: "one architecture, all stages but the last shared (branch = false: independent), M >= 3; ships the leader (the last network), then the peers",
+    presets: PRESETS,
     build,
 };
 
@@ -59,7 +60,7 @@ struct Okddip {
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
-    let mut options: Options = read_options(options, PRESETS)?;
+    let mut options: Options = read_options(&SPEC, options)?;
     let rampup = *options.rampup.get_or_insert(rampup(task.epochs));
     positive("temperature", options.temperature)?;
     weights(&[("weight", options.weight)])?;

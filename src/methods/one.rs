@@ -23,6 +23,7 @@ pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "one",
     about: "On-the-Fly Native Ensemble (Lan et al. 2018)",
     needs: "one architecture, all stages but the last shared, M >= 2; ships every branch with the trunk",
+    presets: PRESETS,
     build,
 };
 
@@ -56,7 +57,7 @@ struct One {
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
-    let options: Options = read_options(options, PRESETS)?;
+    let options: Options = read_options(&SPEC, options)?;
     positive("temperature", options.temperature)?;
     weights(&[("weight", options.weight)])?;
     at_least("one", 2, task.archs.len(), "the ensemble is made of branches")?;

@@ -24,6 +24,7 @@ pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "pcl",
     about: "Peer Collaborative Learning (Wu and Gong 2021)",
     needs: "one architecture: all stages but the last shared; several: independent networks; M >= 2, a view each; ships the mean teachers",
+    presets: PRESETS,
     build,
 };
 
@@ -65,7 +66,7 @@ struct Pcl {
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
-    let mut options: Options = read_options(options, PRESETS)?;
+    let mut options: Options = read_options(&SPEC, options)?;
     let rampup = *options.rampup.get_or_insert(rampup(task.epochs));
     let branch = *options.branch.get_or_insert(task.archs.iter().all(|a| a.name == task.archs[0].name));
     positive("temperature", options.temperature)?;

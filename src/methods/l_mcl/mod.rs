@@ -42,7 +42,8 @@ use crate::system::ranks;
 pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "l_mcl",
     about: "Layer-wise Mutual Contrastive Learning (Yang et al. 2023)",
-    needs: "independent networks, M >= 2, branches; preset = \"cifar\" or \"imagenet\": the paper's numbers on either; ships any network",
+    needs: "independent networks, M >= 2, branches; ships any network",
+    presets: options::PRESETS,
     build,
 };
 

@@ -12,7 +12,7 @@ use crate::optim::reverse_hg::Hvp;
 
 /// Sets of values for keys that a recipe leaves out, as every method has them. L-MCL's are the paper's numbers on its two datasets:
 /// "cifar" (section 5.1, the defaults below, and what "paper" stands for) and "imagenet" (section 5.3).
-const PRESETS: &[(&str, &str)] =
+pub(super) const PRESETS: &[(&str, &str)] =
     &[("cifar", "preset = 'cifar'"), ("imagenet", "preset = 'imagenet'\ntau = 0.07\nmining = 'memory'\nmeta_every = 500")];
 
 /// The names of `PRESETS`.
@@ -166,7 +166,7 @@ impl Default for Options {
 impl Options {
     /// The options a recipe gives, over the preset it names, over the defaults.
     pub fn read(table: toml::Table) -> Result<Options> {
-        read_options(table, PRESETS)
+        read_options(&super::SPEC, table)
     }
 
     /// Every key with its value: what is not given follows `mode`, `preset` and the networks' optimizer. Refuses what cannot be.
