@@ -3,8 +3,10 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+/// A result of this library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// Everything that can go wrong, by whose it is to mend.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The user can mend it: a flag, a recipe key, a file that is not what it should be. Exit code 2.
@@ -12,31 +14,58 @@ pub enum Error {
     Input(String),
     /// A name that is in no registry. Exit code 2.
     #[error("unknown {kind} `{name}`; known: {known}")]
-    Unknown { kind: &'static str, name: String, known: String },
+    Unknown {
+        /// What kind of thing was looked for: a method, a dataset.
+        kind: &'static str,
+        /// The name that was given.
+        name: String,
+        /// The names there are, with commas between.
+        known: String,
+    },
     /// A file of the user's that cannot be read as what it should be. Exit code 2.
     #[error("{}: {what}", path.display())]
-    File { path: PathBuf, what: String },
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
     /// The machine said no: full disk, read-only folder, broken connection. Exit code 1.
     #[error("{what} {}: {source}", path.display())]
-    Io { what: &'static str, path: PathBuf, source: io::Error },
+    Io {
+        /// What was tried: "cannot write".
+        what: &'static str,
+        /// On which file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
     /// The run failed. Exit code 1.
     #[error("{0}")]
     Failed(String),
     /// A term or a gradient is not finite; the weights were not touched. Exit code 1.
     #[error("diverged at step {step}: {what}")]
-    Diverged { step: usize, what: String },
+    Diverged {
+        /// Steps since the beginning of the run, from 0.
+        step: usize,
+        /// Which term or gradient.
+        what: String,
+    },
     /// Asked to stop; everything is saved. Exit code 75 (EX_TEMPFAIL: run the same command with --resume).
     #[error("{0}")]
     Interrupted(String),
+    /// libtorch refused an operation. Exit code 1.
     #[error("libtorch: {0}")]
     Torch(#[from] tch::TchError),
 }
 
 impl Error {
+    /// Something the user can mend, in one line that says what would be accepted.
     pub fn input(message: impl Into<String>) -> Error {
         Error::Input(message.into())
     }
 
+    /// A run that failed, in one line.
     pub fn failed(message: impl Into<String>) -> Error {
         Error::Failed(message.into())
     }
@@ -58,12 +87,14 @@ impl Error {
         move |source| Error::File { path, what: format!("cannot be read: {source}") }
     }
 
-    /// For `map_err` on a method's or protocol's own options: names the table they stand in.
+    /// For `map_err` on a method's or protocol's own options: names the table they stand in, in one line (the reader of TOML says the
+    /// place of a nested key on a line of its own).
     pub fn options<E: std::fmt::Display>(table: &str) -> impl FnOnce(E) -> Error {
         let table = table.to_string();
-        move |e| Error::Input(format!("[{table}]: {}", e.to_string().trim_end()))
+        move |e| Error::Input(format!("[{table}]: {}", e.to_string().trim_end().replace('\n', " ")))
     }
 
+    /// The exit code of a command that ends with this error.
     pub fn exit_code(&self) -> i32 {
         match self {
             Error::Input(_) | Error::Unknown { .. } | Error::File { .. } => 2,

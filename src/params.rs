@@ -9,19 +9,21 @@ use tch::{Device, Kind, Tensor};
 
 use crate::rng;
 
-/// Shallow clones: handles onto live storage.
+/// Tensors by name. Shallow clones: handles onto live storage.
 pub type Named = Vec<(String, Tensor)>;
 
 /// Trained variables and buffers (running statistics), each in the order of their names.
 #[derive(Debug, Default)]
 pub struct Params {
+    /// What is trained.
     pub vars: Named,
+    /// What is saved and loaded but not trained.
     pub buffers: Named,
 }
 
 /// A deep copy of some Params, to be written back bit by bit.
 #[derive(Debug)]
-pub struct Snapshot(Vec<Tensor>);
+pub(crate) struct Snapshot(Vec<Tensor>);
 
 impl Params {
     /// All names get `prefix` in front; the tensors stay shared.
@@ -40,6 +42,7 @@ impl Params {
         Params { vars: join(&self.vars, &other.vars), buffers: join(&self.buffers, &other.buffers) }
     }
 
+    /// Other handles onto the same tensors.
     pub fn shallow_clone(&self) -> Params {
         self.prefixed("")
     }
@@ -56,6 +59,7 @@ impl Params {
         all
     }
 
+    /// Handles onto the variables, in order.
     pub fn tensors(&self) -> Vec<Tensor> {
         self.vars.iter().map(|(_, t)| t.shallow_clone()).collect()
     }
@@ -65,7 +69,8 @@ impl Params {
         self.vars.iter().map(|(_, t)| t.numel() as i64).sum()
     }
 
-    pub fn snapshot(&self) -> Snapshot {
+    /// A copy of the values of variables and buffers.
+    pub(crate) fn snapshot(&self) -> Snapshot {
         let _guard = tch::no_grad_guard();
         Snapshot(self.all().map(|(_, t)| t.detach().copy()).collect())
     }
@@ -79,7 +84,8 @@ impl Params {
         }
     }
 
-    pub fn restore(&self, snapshot: &Snapshot) {
+    /// Writes a snapshot of these parameters back.
+    pub(crate) fn restore(&self, snapshot: &Snapshot) {
         let _guard = tch::no_grad_guard();
         for ((_, live), saved) in self.all().zip(&snapshot.0) {
             live.shallow_clone().copy_(saved);
@@ -90,6 +96,7 @@ impl Params {
 /// How a variable starts.
 #[derive(Debug, Clone, Copy)]
 pub enum Init {
+    /// All this number.
     Const(f64),
     /// Normal with this standard deviation.
     Normal(f64),
@@ -137,6 +144,7 @@ impl Scope {
         &self.prefix
     }
 
+    /// The scope of a part called `name`.
     pub fn sub(&self, name: impl std::fmt::Display) -> Scope {
         Scope { build: self.build.clone(), prefix: format!("{}{name}.", self.prefix) }
     }
@@ -146,6 +154,7 @@ impl Scope {
         self.build.borrow_mut().shared = from;
     }
 
+    /// A new trained variable that starts by `init`, or the shared one of this name.
     pub fn var(&self, name: &str, shape: &[i64], init: Init) -> Tensor {
         let name = format!("{}{name}", self.prefix);
         let mut build = self.build.borrow_mut();

@@ -1,9 +1,9 @@
-//! Looking a name up in one of the visible lists (`FAMILIES`, `METHODS`, `DATASETS`, `PROTOCOLS`).
+//! Looking a name up in one of the visible lists (architectures, methods, datasets, formats).
 
 use crate::error::{Error, Result};
 
 /// The entry called `name`, or the "unknown X; known: ..." error.
-pub fn find<'a, T>(
+pub(crate) fn find<'a, T>(
     kind: &'static str,
     name: &str,
     entries: impl IntoIterator<Item = &'a T>,

@@ -4,6 +4,7 @@
 use rand::{RngCore, SeedableRng};
 use sha2::{Digest, Sha256};
 
+/// The generator of all streams: ChaCha8, the same numbers on every machine.
 pub type Rng = rand_chacha::ChaCha8Rng;
 
 /// The stream `name` of a run at a position, e.g. `stream(seed, "augment", &[epoch, batch])`. Streams are independent of each other.

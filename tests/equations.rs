@@ -1,7 +1,7 @@
 //! The losses against closed forms and hand-sized numbers. Origins: values marked "released" come from running the released L-MCL
 //! classes in float64 (torch 2.13), those marked "paper" from a transcription of the paper's equations.
 
-use mcl::losses::contrast::{Contrast, Mimicry, Pairs, Parts, Recall, icl, l_mcl, l_mcl_memory, mcl, soft_icl, soft_vcl, vcl};
+use mcl::losses::contrast::{BankLayout, Contrast, Pairs, Parts, SoftTerms, icl, l_mcl, l_mcl_memory, mcl, soft_icl, soft_vcl, vcl};
 use mcl::losses::logit;
 use mcl::optim::grads;
 use tch::{Device, Kind, Tensor};
@@ -38,9 +38,9 @@ fn small() -> (Tensor, Tensor, Contrast) {
     (a, b, Contrast::in_batch(&Tensor::from_slice(&[0i64, 0, 1, 1]), 0.1, Kind::Double))
 }
 
-fn pair(a: &Tensor, b: &Tensor, lambda: &Tensor, contrast: &Contrast, mimicry: Mimicry) -> Parts {
+fn pair(a: &Tensor, b: &Tensor, lambda: &Tensor, contrast: &Contrast, soft_terms: SoftTerms) -> Parts {
     let embeds = Tensor::stack(&[a, b], 0);
-    l_mcl(&embeds, &Pairs::new(vec![(0, 1)], 2, &embeds), &lambda.unsqueeze(0), contrast, mimicry, None).0
+    l_mcl(&embeds, &Pairs::new(vec![(0, 1)], 2, &embeds), &lambda.unsqueeze(0), contrast, soft_terms, None).0
 }
 
 #[test]
@@ -48,18 +48,19 @@ fn golden_pair_in_all_three_forms() {
     let (a, b, contrast) = small();
     let ones = Tensor::ones([4], F64);
     let lambda = Tensor::from_slice(&[0.5f64, 0.6, 0.7, 0.8]);
-    let neither = Mimicry { temperature: 1.0, diagonal: true };
+    let neither = SoftTerms { temperature: 1.0, diagonal: true };
+    // The rows of `RELEASED` are from running the released class, the others from a transcription of the equations; float64, torch 2.13.
     let cases = [
-        (Mimicry::RELEASED, &ones, [20.1306930324, 27.2331496938, 11.3189756776, 23.5895687070]),
-        (Mimicry::RELEASED, &lambda, [13.1511269619, 16.7337751615, 7.2126002608, 14.6031495397]),
-        (Mimicry::PAPER, &ones, [20.1306930324, 24.7878030141, 11.3189756776, 11.7969846706]),
-        (Mimicry::PAPER, &lambda, [13.1511269619, 15.7330909931, 7.2126002608, 7.3737975495]),
+        (SoftTerms::RELEASED, &ones, [20.1306930324, 27.2331496938, 11.3189756776, 23.5895687070]),
+        (SoftTerms::RELEASED, &lambda, [13.1511269619, 16.7337751615, 7.2126002608, 14.6031495397]),
+        (SoftTerms::PAPER, &ones, [20.1306930324, 24.7878030141, 11.3189756776, 11.7969846706]),
+        (SoftTerms::PAPER, &lambda, [13.1511269619, 15.7330909931, 7.2126002608, 7.3737975495]),
         (neither, &ones, [20.1306930324, 6.5051498428, 11.3189756776, 7.2453214555]),
         (neither, &lambda, [13.1511269619, 3.9710855747, 7.2126002608, 4.7166439708]),
     ];
-    for (mimicry, lambda, expected) in cases {
+    for (soft_terms, lambda, expected) in cases {
         // The numbers are of one pair (u, v), both directions; the loss counts ordered pairs of networks, so every pair twice.
-        for (actual, expected) in four(&pair(&a, &b, lambda, &contrast, mimicry)).into_iter().zip(expected) {
+        for (actual, expected) in four(&pair(&a, &b, lambda, &contrast, soft_terms)).into_iter().zip(expected) {
             close(actual, 2.0 * expected, 1e-10);
         }
     }
@@ -68,14 +69,14 @@ fn golden_pair_in_all_three_forms() {
 #[test]
 fn one_layer_with_lambda_one_is_twice_mcl_for_two_networks() {
     let (a, b, contrast) = small();
-    let by_pair = four(&pair(&a, &b, &Tensor::ones([4], F64), &contrast, Mimicry::PAPER));
+    let by_pair = four(&pair(&a, &b, &Tensor::ones([4], F64), &contrast, SoftTerms::PAPER));
     let single = [
         value(&(vcl(&a, &contrast) + vcl(&b, &contrast))),
-        value(&(soft_vcl(&a, &b, &contrast, Mimicry::PAPER) + soft_vcl(&b, &a, &contrast, Mimicry::PAPER))),
+        value(&(soft_vcl(&a, &b, &contrast, SoftTerms::PAPER) + soft_vcl(&b, &a, &contrast, SoftTerms::PAPER))),
         value(&(icl(&a, &b, &contrast) + icl(&b, &a, &contrast))),
-        value(&(soft_icl(&a, &b, &contrast, Mimicry::PAPER) + soft_icl(&b, &a, &contrast, Mimicry::PAPER))),
+        value(&(soft_icl(&a, &b, &contrast, SoftTerms::PAPER) + soft_icl(&b, &a, &contrast, SoftTerms::PAPER))),
     ];
-    let whole = four(&mcl(&Tensor::stack(&[&a, &b], 0), &contrast, Mimicry::PAPER));
+    let whole = four(&mcl(&Tensor::stack(&[&a, &b], 0), &contrast, SoftTerms::PAPER));
     for k in 0..4 {
         close(by_pair[k], 2.0 * single[k], 1e-12);
         close(whole[k], single[k], 1e-12);
@@ -91,12 +92,12 @@ fn mcl_of_three_networks_is_the_sum_of_its_parts() {
     for (m, own) in nets.iter().enumerate() {
         expected[0] += value(&vcl(own, &contrast));
         for (_, other) in nets.iter().enumerate().filter(|(l, _)| *l != m) {
-            expected[1] += value(&soft_vcl(other, own, &contrast, Mimicry::RELEASED));
+            expected[1] += value(&soft_vcl(other, own, &contrast, SoftTerms::RELEASED));
             expected[2] += value(&icl(own, other, &contrast));
-            expected[3] += value(&soft_icl(own, other, &contrast, Mimicry::RELEASED));
+            expected[3] += value(&soft_icl(own, other, &contrast, SoftTerms::RELEASED));
         }
     }
-    let actual = four(&mcl(&Tensor::stack(&nets, 0), &contrast, Mimicry::RELEASED));
+    let actual = four(&mcl(&Tensor::stack(&nets, 0), &contrast, SoftTerms::RELEASED));
     for k in 0..4 {
         close(actual[k], expected[k], 1e-12);
     }
@@ -112,7 +113,7 @@ fn golden_memory_pair() {
     let recalled = |bank: &Tensor| bank.index_select(0, &columns).view([2, 4, 3]);
     let embeds = Tensor::stack(&[&u, &v], 0);
     let pairs = Pairs::new(vec![(0, 1)], 2, &embeds);
-    let run = |banks: [&Tensor; 2], lambda: &[f64], recall: Recall, skip: i64| {
+    let run = |banks: [&Tensor; 2], lambda: &[f64], layout: BankLayout, skip: i64| {
         let banks = banks.map(|b| recalled(b).slice(1, skip, 4, 1));
         four(
             &l_mcl_memory(
@@ -122,28 +123,30 @@ fn golden_memory_pair() {
                 &Tensor::from_slice(lambda).unsqueeze(0),
                 &banks,
                 0.07,
-                Mimicry::RELEASED,
-                recall,
+                SoftTerms::RELEASED,
+                layout,
                 None,
             )
             .0,
         )
     };
+    // From running the released memory class on these tables in float64 (torch 2.13).
     let cases = [
         ([1.0, 1.0], [16.9758668264, 69.9415917931, 10.2643782526, 25.9041556117]),
         ([0.5, 0.7], [9.3898165835, 45.5923379814, 6.7480832754, 16.0751948310]),
     ];
     for (lambda, expected) in cases {
         // The released class at (a, b) = (0, 1) scores both vanilla terms with bank 0: bank 0 on both sides gives that order twice.
-        let vanilla = run([&bank0, &bank0], &lambda, Recall::Released, 0);
-        let cross = run([&bank0, &bank1], &lambda, Recall::Released, 0);
+        let vanilla = run([&bank0, &bank0], &lambda, BankLayout::Released, 0);
+        let cross = run([&bank0, &bank1], &lambda, BankLayout::Released, 0);
         close(vanilla[0], 2.0 * expected[0], 1e-10);
         close(vanilla[1], 2.0 * expected[1], 1e-10);
         close(cross[2], 2.0 * expected[2], 1e-10);
         close(cross[3], 2.0 * expected[3], 1e-10);
     }
-    // The paper's vanilla term, each network with its own bank; the columns without the anchor's own image.
-    close(run([&bank0, &bank1], &[1.0, 1.0], Recall::Paper, 1)[0], 2.0 * 33.8962417828, 1e-10);
+    // The paper's vanilla term, each network with its own bank; the columns without the anchor's own image. From a transcription of the
+    // equation in float64 (torch 2.13).
+    close(run([&bank0, &bank1], &[1.0, 1.0], BankLayout::Paper, 1)[0], 2.0 * 33.8962417828, 1e-10);
 }
 
 #[test]
@@ -161,8 +164,8 @@ fn identical_embeddings_give_the_log_of_the_contrast_samples() {
 fn equal_networks_have_icl_equal_to_vcl_and_nothing_to_mimic() {
     let (a, _, contrast) = small();
     close(value(&icl(&a, &a, &contrast)), value(&vcl(&a, &contrast)), 1e-14);
-    for mimicry in [Mimicry::PAPER, Mimicry::RELEASED] {
-        let [_, soft_vcl, _, soft_icl] = four(&pair(&a, &a.copy(), &Tensor::ones([4], F64), &contrast, mimicry));
+    for soft_terms in [SoftTerms::PAPER, SoftTerms::RELEASED] {
+        let [_, soft_vcl, _, soft_icl] = four(&pair(&a, &a.copy(), &Tensor::ones([4], F64), &contrast, soft_terms));
         close(soft_vcl, 0.0, 1e-12);
         close(soft_icl, 0.0, 1e-12);
     }
@@ -172,9 +175,9 @@ fn equal_networks_have_icl_equal_to_vcl_and_nothing_to_mimic() {
 fn soft_terms_are_divergences_and_stop_at_the_teacher() {
     let (a, b, contrast) = small();
     let leaf = |t: &Tensor| t.copy().set_requires_grad(true);
-    for mimicry in [Mimicry::PAPER, Mimicry::RELEASED] {
+    for soft_terms in [SoftTerms::PAPER, SoftTerms::RELEASED] {
         let (teacher, student) = (leaf(&a), leaf(&b));
-        let loss = soft_vcl(&teacher, &student, &contrast, mimicry);
+        let loss = soft_vcl(&teacher, &student, &contrast, soft_terms);
         assert!(value(&loss) > 0.0);
         let g = grads(&loss, &[teacher, student], false);
         assert_eq!(value(&g[0].abs().max()), 0.0, "the teacher of Eq. 8 is detached");
@@ -182,7 +185,7 @@ fn soft_terms_are_divergences_and_stop_at_the_teacher() {
     }
     // Eq. 9 has both networks in both distributions: the gradient is that of q_{a->b} against a constant.
     let (x, y) = (leaf(&a), leaf(&b));
-    let g = grads(&soft_icl(&x, &y, &contrast, Mimicry::PAPER), &[x.shallow_clone(), y.shallow_clone()], false);
+    let g = grads(&soft_icl(&x, &y, &contrast, SoftTerms::PAPER), &[x.shallow_clone(), y.shallow_clone()], false);
     let own = Tensor::eye(4, (Kind::Bool, Device::Cpu));
     let log_q = |s: Tensor| s.masked_fill(&own, f64::NEG_INFINITY).log_softmax(-1, None).masked_fill(&own, 0.0);
     let target = log_q(y.matmul(&x.tr()) / 0.1).detach();
@@ -218,11 +221,11 @@ fn permuting_the_batch_or_swapping_networks_changes_nothing() {
     let order = Tensor::from_slice(&[2i64, 0, 3, 1]);
     let moved = |t: &Tensor| t.index_select(0, &order);
     let labels = Tensor::from_slice(&[0i64, 0, 1, 1]);
-    for mimicry in [Mimicry::PAPER, Mimicry::RELEASED] {
-        let base = four(&pair(&a, &b, &lambda, &contrast, mimicry));
+    for soft_terms in [SoftTerms::PAPER, SoftTerms::RELEASED] {
+        let base = four(&pair(&a, &b, &lambda, &contrast, soft_terms));
         let permuted =
-            four(&pair(&moved(&a), &moved(&b), &moved(&lambda), &Contrast::in_batch(&moved(&labels), 0.1, Kind::Double), mimicry));
-        let swapped = four(&pair(&b, &a, &lambda, &contrast, mimicry));
+            four(&pair(&moved(&a), &moved(&b), &moved(&lambda), &Contrast::in_batch(&moved(&labels), 0.1, Kind::Double), soft_terms));
+        let swapped = four(&pair(&b, &a, &lambda, &contrast, soft_terms));
         for k in 0..4 {
             close(permuted[k], base[k], 1e-12);
             close(swapped[k], base[k], 1e-12);
@@ -266,15 +269,15 @@ fn golden_divergences_of_logits() {
 }
 
 #[test]
-fn frozen_targets_are_constants() {
+fn fixed_targets_are_constants() {
     // With the targets of one place held, the soft terms at another are KL against those, and they are least where they were taken.
     let (a, b, contrast) = small();
     let embeds = Tensor::stack(&[&a, &b], 0);
     let pairs = Pairs::new(vec![(0, 1)], 2, &embeds);
     let ones = Tensor::ones([1, 4], F64);
-    let (_, targets) = l_mcl(&embeds, &pairs, &ones, &contrast, Mimicry::PAPER, None);
+    let (_, targets) = l_mcl(&embeds, &pairs, &ones, &contrast, SoftTerms::PAPER, None);
     let moved = Tensor::stack(&[&b, &a], 0);
-    let (parts, _) = l_mcl(&moved, &pairs, &ones, &contrast, Mimicry::PAPER, Some(&targets));
+    let (parts, _) = l_mcl(&moved, &pairs, &ones, &contrast, SoftTerms::PAPER, Some(&targets));
     // The student 0 (= b) now meets its own former distribution as the teacher, so both directions vanish.
     close(value(&parts.soft_vcl), 0.0, 1e-12);
     close(value(&parts.soft_icl), 0.0, 1e-12);

@@ -6,7 +6,7 @@ use mcl::commands::selftest::hypergradient_error;
 use mcl::data::Batch;
 use mcl::methods::l_mcl::{LMcl, Options, Setting, Shape};
 use mcl::methods::{Clock, Method};
-use mcl::optim::reverse_hg::{Adjoint, Held, Hvp, Leave, Unroll, hypergradient};
+use mcl::optim::reverse_hg::{Adjoint, Buffers, Constants, Hvp, Unroll, hypergradient};
 use mcl::params::Params;
 use mcl::train::step::Engine;
 use support::{RULE, batch_of, engine_of};
@@ -36,7 +36,7 @@ impl Toy {
 
     /// d pi, by these products and adjoints.
     fn gradient(&self, momentum: f64, weight_decay: f64, hvp: Hvp, adjoint: Adjoint) -> f64 {
-        let unroll = Unroll { steps: 3, lr: 0.1, momentum, weight_decay, hvp, adjoint, leave: Leave::Nothing };
+        let unroll = Unroll { steps: 3, lr: 0.1, momentum, weight_decay, hvp, adjoint, buffers: Buffers::Restored };
         hypergradient(&self.theta, &[self.pi.shallow_clone()], unroll, &mut |k, _| Ok(self.objective(k))).unwrap()[0].double_value(&[0])
     }
 
@@ -109,10 +109,17 @@ fn smooth_cohort_agrees_with_finite_differences() {
 #[test]
 fn an_objective_that_fails_leaves_theta_as_found() {
     let toy = Toy::new();
-    let unroll =
-        Unroll { steps: 3, lr: 0.1, momentum: 0.0, weight_decay: 0.0, hvp: Hvp::Exact, adjoint: Adjoint::Exact, leave: Leave::Nothing };
-    let result = hypergradient(&toy.theta, &[toy.pi.shallow_clone()], unroll, &mut |k, how| {
-        if k == 1 && how == Held::Fresh { Err(mcl::error::Error::failed("no")) } else { Ok(toy.objective(k)) }
+    let unroll = Unroll {
+        steps: 3,
+        lr: 0.1,
+        momentum: 0.0,
+        weight_decay: 0.0,
+        hvp: Hvp::Exact,
+        adjoint: Adjoint::Exact,
+        buffers: Buffers::Restored,
+    };
+    let result = hypergradient(&toy.theta, &[toy.pi.shallow_clone()], unroll, &mut |k, constants| {
+        if k == 1 && constants == Constants::Fresh { Err(mcl::error::Error::failed("no")) } else { Ok(toy.objective(k)) }
     });
     assert!(result.is_err());
     assert_eq!(Vec::<f64>::try_from(&toy.theta.vars[0].1).unwrap(), [1.0, 2.0]);
@@ -196,7 +203,7 @@ fn meta_steps_come_every_so_many_batches() {
     let shapes = [Shape { stages: 2, width: 4 }; 2];
     let setting =
         Setting { shapes: &shapes, train_labels: &[0, 0, 1, 1], batch: 4, rule: RULE, device: Device::Cpu, kind: Kind::Float, seed: 0 };
-    let method = LMcl::new(Options { meta_every: Some(3), ..Options::default() }, &setting).unwrap();
+    let method = LMcl::new(Options { meta_every: 3, ..Options::default() }, &setting).unwrap();
     let due: Vec<usize> = (0..8).filter(|&i| method.meta_due(clock(i))).collect();
     assert_eq!(due, [0, 3, 6]);
 }

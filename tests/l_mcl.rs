@@ -4,9 +4,9 @@ use mcl::cohort::Cohort;
 use mcl::data::{Batch, Sampling};
 use mcl::losses::contrast::Pairs;
 use mcl::losses::terms::Terms;
+use mcl::losses::unit::Norm;
 use mcl::methods::l_mcl::{LMcl, Matching, Options, Setting, Shape};
 use mcl::methods::parts::meta_network::MetaNetwork;
-use mcl::methods::parts::projector::Norm;
 use mcl::methods::{self, Clock, Method, Task};
 use mcl::nets::{self, Outputs};
 use mcl::optim::Rule;
@@ -23,7 +23,7 @@ fn method(options: Options, shapes: &[Shape]) -> LMcl {
 }
 
 fn parsed(text: &str) -> Options {
-    text.parse::<toml::Table>().unwrap().try_into().unwrap()
+    Options::read(text.parse().unwrap()).unwrap()
 }
 
 fn outs(shapes: &[Shape]) -> Vec<Outputs> {
@@ -68,6 +68,7 @@ fn lambda_of_equal_and_opposite_projections() {
     let v = Tensor::from_slice(&[0.6f64, 0.8, 0.0]).view([1, 3]);
     let pairs = Pairs::new(vec![(0, 1)], 2, &v);
     let lambda = |a: &Tensor, b: &Tensor| meta.lambda(&[a.copy(), b.copy()], &pairs).double_value(&[0, 0]);
+    // The sigmoid of a cosine of 1, -1 and 0 (Eq. 17).
     assert!((lambda(&v, &v) - 0.7310585786).abs() < 1e-10);
     assert!((lambda(&v, &-&v) - 0.2689414214).abs() < 1e-10);
     assert!((lambda(&v, &Tensor::from_slice(&[0.0f64, 0.0, 1.0]).view([1, 3])) - 0.5).abs() < 1e-12);
@@ -233,22 +234,25 @@ fn what_it_cannot_do_is_refused_by_name() {
         error.to_string()
     };
     let cases = [
-        (1, &LABELS[..], "", "needs at least two networks"),
+        (1, &LABELS[..], "", "l_mcl needs 2 networks or more and [cohort] archs has 1: networks learn from each other"),
         (2, &[0, 0, 1, 2, 2], "", "class 1 has one training image"),
         (2, &LABELS[..], "taau = 0.1", "unknown field `taau`"),
-        (2, &LABELS[..], "tau = 0", "[method] tau = 0: need a number above 0"),
-        (2, &LABELS[..], "alpha = -0.1", "[method] alpha = -0.1"),
-        (2, &LABELS[..], "meta_every = 0", "[method] meta_every = 0: need at least 1"),
+        (2, &LABELS[..], "tau = 0", "[method] tau = 0; accepted: a number above 0"),
+        (2, &LABELS[..], "alpha = -0.1", "[method] alpha = -0.1; accepted: 0 or more"),
+        (2, &LABELS[..], "meta_every = 0", "[method] meta_every = 0; accepted: 1 or more"),
         (2, &LABELS[..], "dim = 0", "[method] dim = 0"),
         (2, &LABELS[..], "matching = \"some\"", "one_to_one"),
         (2, &LABELS[..], "terms = { vcl = -1 }", "-1 is no weight"),
+        (2, &LABELS[..], "terms = { vlc = 1 }", "unknown field `vlc`"),
+        (2, &LABELS[..], "preset = \"swin\"", "[method] preset = \"swin\"; accepted: \"paper\", \"cifar\", \"imagenet\""),
         (2, &LABELS[..], "mode = \"reference\"\nmining = \"queue\"", "released code has no queue"),
         (2, &LABELS[..], "mining = \"memory\"\nnegatives = 0", "[method] negatives = 0"),
-        (2, &LABELS[..], "inner_momentum = 1", "[method] inner_momentum = 1"),
+        (2, &LABELS[..], "inner_momentum = 1", "[method] inner_momentum = 1; accepted: 0 up to, but without, 1"),
     ];
     for (networks, labels, options, expected) in cases {
         let message = refusal(networks, labels, options);
         assert!(message.contains(expected), "`{options}`: {message}");
+        assert!(!message.contains('\n'), "`{options}`: more than one line: {message}");
     }
     let mut lonely = method(parsed("dim = 4"), &TWO);
     let bad = Batch { labels: Tensor::from_slice(&[0i64, 0, 1, 1, 2, 0]), ..batch() };

@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 
 use mcl::error::Result;
-use mcl::losses::contrast::Recall;
-use mcl::methods::parts::memory_bank::{Ground, MemoryBank};
+use mcl::losses::contrast::BankLayout;
+use mcl::methods::parts::memory_bank::{BankSetup, MemoryBank};
 use mcl::rng;
 use tch::{Device, Kind, Tensor};
 
-fn ground(labels: &[i64], dim: i64, negatives: usize, recall: Recall) -> Ground<'_> {
-    Ground { networks: 2, dim, negatives, recall, labels, device: Device::Cpu, kind: Kind::Float, seed: 5 }
+fn setup(labels: &[i64], dim: i64, negatives: usize, layout: BankLayout) -> BankSetup<'_> {
+    BankSetup { networks: 2, dim, negatives, layout, labels, device: Device::Cpu, kind: Kind::Float, seed: 5 }
 }
 
 fn table(bank: &MemoryBank, name: &str) -> Tensor {
@@ -33,16 +33,16 @@ fn numbered(bank: &MemoryBank) {
 fn drawn(bank: &MemoryBank, labels: &[i64], index: &[i64], seed: u64) -> Result<Vec<Vec<i64>>> {
     numbered(bank);
     let draw = bank.draw(&Tensor::from_slice(labels), &Tensor::from_slice(index), &mut rng::stream(seed, "test", &[]))?;
-    let recalled = bank.recalled(&draw);
+    let recalled = bank.look_up(&draw);
     let shifted = (&recalled[1] - &recalled[0]).eq(1000.0).all().int64_value(&[]);
-    assert_eq!(shifted, 1, "all networks recall the same images");
+    assert_eq!(shifted, 1, "all networks layout the same images");
     Ok(Vec::<Vec<i64>>::try_from(recalled[0].select(2, 0).to_kind(Kind::Int64)).unwrap())
 }
 
 #[test]
 fn the_paper_draws_one_class_mate_and_negatives_of_other_classes() {
     let labels: Vec<i64> = (0..30).map(|i| i % 3).collect();
-    let bank = MemoryBank::index(ground(&labels, 4, 7, Recall::Paper)).unwrap();
+    let bank = MemoryBank::index(setup(&labels, 4, 7, BankLayout::Paper)).unwrap();
     let mut mates: HashMap<i64, usize> = HashMap::new();
     for seed in 0..300 {
         for (row, (class, own)) in drawn(&bank, &[0, 1], &[3, 4], seed).unwrap().into_iter().zip([(0i64, 3i64), (1, 4)]) {
@@ -62,7 +62,7 @@ fn the_paper_draws_one_class_mate_and_negatives_of_other_classes() {
 #[test]
 fn the_released_code_draws_the_anchor_first_and_may_repeat_it() {
     let labels: Vec<i64> = (0..6).map(|i| i % 3).collect();
-    let bank = MemoryBank::index(ground(&labels, 4, 5, Recall::Released)).unwrap();
+    let bank = MemoryBank::index(setup(&labels, 4, 5, BankLayout::Released)).unwrap();
     let mut repeated = 0;
     for seed in 0..40 {
         let row = drawn(&bank, &[2], &[5], seed).unwrap().remove(0);
@@ -77,10 +77,10 @@ fn the_released_code_draws_the_anchor_first_and_may_repeat_it() {
 #[test]
 fn banks_start_as_unit_vectors_or_uniform() {
     let labels: Vec<i64> = (0..200).map(|i| i % 4).collect();
-    let paper = MemoryBank::index(ground(&labels, 128, 5, Recall::Paper)).unwrap();
+    let paper = MemoryBank::index(setup(&labels, 128, 5, BankLayout::Paper)).unwrap();
     assert!(lengths(&table(&paper, "bank.0")).iter().all(|l| (l - 1.0).abs() < 1e-5));
     assert!(!table(&paper, "bank.0").equal(&table(&paper, "bank.1")));
-    let released = table(&MemoryBank::index(ground(&labels, 128, 5, Recall::Released)).unwrap(), "bank.0");
+    let released = table(&MemoryBank::index(setup(&labels, 128, 5, BankLayout::Released)).unwrap(), "bank.0");
     let bound = (3.0f64 / 128.0).sqrt();
     assert!((bound - 0.1531).abs() < 1e-4 && released.abs().max().double_value(&[]) <= bound);
     let lengths = lengths(&released);
@@ -96,7 +96,7 @@ fn golden_update() {
         (&t / t.norm_scalaropt_dim(2.0, [-1i64].as_slice(), true)).to_kind(Kind::Float)
     };
     let labels = [0i64, 0, 1, 1, 1, 0];
-    let mut bank = MemoryBank::index(ground(&labels, 3, 2, Recall::Released)).unwrap();
+    let mut bank = MemoryBank::index(setup(&labels, 3, 2, BankLayout::Released)).unwrap();
     table(&bank, "bank.0").copy_(&unit(6, |i, j| (1.0 + 2.0 * i + j).sin()));
     table(&bank, "bank.1").copy_(&unit(6, |i, j| (1.0 + i + 2.0 * j).cos()));
     let (u, v) = (unit(2, |i, j| (0.5 + i * j + i).sin()), unit(2, |i, j| (0.3 + 2.0 * i + j).cos()));
@@ -112,7 +112,7 @@ fn golden_update() {
 #[test]
 fn a_queue_replaces_the_oldest_and_wraps_around() {
     let labels: Vec<i64> = (0..12).map(|i| i % 3).collect();
-    let mut bank = MemoryBank::queue(ground(&labels, 2, 3, Recall::Paper), 5, 4).unwrap();
+    let mut bank = MemoryBank::queue(setup(&labels, 2, 3, BankLayout::Paper), 5, 4).unwrap();
     let held = |bank: &MemoryBank| Vec::<i64>::try_from(table(bank, "bank.labels")).unwrap();
     assert_eq!(held(&bank), [0, 1, 2, 0, 1]);
     let embeds = |from: f64| Tensor::from_slice(&[from, 0.0, from + 1.0, 0.0, from + 2.0, 0.0]).view([3, 2]).to_kind(Kind::Float);
@@ -133,16 +133,16 @@ fn a_queue_replaces_the_oldest_and_wraps_around() {
 fn what_cannot_be_mined_is_refused() {
     let refusal = |result: Result<MemoryBank>| result.err().unwrap().to_string();
     let lonely = [0i64, 0, 1, 2, 2];
-    assert!(refusal(MemoryBank::index(ground(&lonely, 2, 3, Recall::Paper))).contains("class 1 has one training image"));
-    assert!(MemoryBank::index(ground(&lonely, 2, 3, Recall::Released)).is_ok(), "the released code lets the anchor be its own positive");
-    assert!(refusal(MemoryBank::index(ground(&[0, 0, 0], 2, 3, Recall::Paper))).contains("two classes"));
-    assert!(refusal(MemoryBank::queue(ground(&lonely, 2, 3, Recall::Paper), 3, 4)).contains("queue_length = 3"));
+    assert!(refusal(MemoryBank::index(setup(&lonely, 2, 3, BankLayout::Paper))).contains("class 1 has one training image"));
+    assert!(MemoryBank::index(setup(&lonely, 2, 3, BankLayout::Released)).is_ok(), "the released code lets the anchor be its own positive");
+    assert!(refusal(MemoryBank::index(setup(&[0, 0, 0], 2, 3, BankLayout::Paper))).contains("two classes"));
+    assert!(refusal(MemoryBank::queue(setup(&lonely, 2, 3, BankLayout::Paper), 3, 4)).contains("queue_length = 3"));
 }
 
 #[test]
 fn draws_repeat_with_their_stream() {
     let labels: Vec<i64> = (0..30).map(|i| i % 3).collect();
-    let bank = MemoryBank::index(ground(&labels, 4, 7, Recall::Paper)).unwrap();
+    let bank = MemoryBank::index(setup(&labels, 4, 7, BankLayout::Paper)).unwrap();
     let draw = |seed| drawn(&bank, &[0, 1], &[3, 4], seed).unwrap();
     assert_eq!(draw(1), draw(1));
     assert_ne!(draw(1), draw(2));

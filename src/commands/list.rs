@@ -27,8 +27,11 @@ pub fn archs() -> String {
 
 /// Every method, with the paper it is from.
 pub fn methods() -> String {
-    let mut table = Table::new("", &["name", "paper", "needs and ships"]);
-    methods::METHODS.iter().for_each(|m| table.push(vec![Cell::text(m.name), Cell::text(m.about), Cell::text(m.needs)]));
+    let mut table = Table::new("", &["name", "paper", "presets", "needs and ships"]);
+    for method in methods::METHODS {
+        let presets = method.presets().collect::<Vec<_>>().join(", ");
+        table.push([method.name, method.about, &presets, method.needs].map(Cell::text).to_vec());
+    }
     table.plain()
 }
 

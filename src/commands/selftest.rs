@@ -12,14 +12,14 @@ use tch::{Device, Kind, Tensor};
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::eval::Common;
-use crate::losses::contrast::{self, Contrast, Mimicry, Pairs, Parts, Recall, Targets};
+use crate::losses::contrast::{self, BankLayout, Contrast, Pairs, SoftTerms, Targets};
 use crate::losses::logit;
+use crate::losses::unit::Norm;
 use crate::methods::l_mcl::{LMcl, Mode, Options, Setting, Shape};
 use crate::methods::parts::meta_network::MetaNetwork;
-use crate::methods::parts::projector::Norm;
 use crate::methods::{Clock, Method};
 use crate::nets::Outputs;
-use crate::optim::reverse_hg::{Adjoint, Held, Hvp, Leave, Unroll, hypergradient};
+use crate::optim::reverse_hg::{Adjoint, Buffers, Constants, Hvp, Unroll, hypergradient};
 use crate::optim::{Rule, grads};
 use crate::params::{Init, Params, Scope};
 
@@ -212,7 +212,7 @@ impl Golden {
             mode,
             alpha: Some(self.number("alpha")?),
             beta: self.number("beta")?,
-            tau: Some(self.number("tau")?),
+            tau: self.number("tau")?,
             temperature: self.number("T")?,
             dim: self.number("d")? as i64,
             ..Options::default()
@@ -258,13 +258,10 @@ impl Golden {
 
         let embeds = method.embed(&outs);
         let last: Vec<&Tensor> = (0..networks).map(|m| &embeds[(m + 1) * stages - 1]).collect();
-        let mimicry = if mode == Mode::Paper { Mimicry::PAPER } else { Mimicry::RELEASED };
-        let parts = |parts: &Parts| {
-            [("vcl", parts.vcl.copy()), ("icl", parts.icl.copy()), ("soft_vcl", parts.soft_vcl.copy()), ("soft_icl", parts.soft_icl.copy())]
-        };
+        let soft_terms = if mode == Mode::Paper { SoftTerms::PAPER } else { SoftTerms::RELEASED };
         let contrast = Contrast::in_batch(&batch.labels, tau, kind);
-        for (name, value) in parts(&contrast::mcl(&Tensor::stack(&last, 0), &contrast, mimicry)) {
-            compare(&format!("mcl {name}"), &value, &format!("expected.{mode_name}.mcl.{name}"))?;
+        for (name, value) in contrast::mcl(&Tensor::stack(&last, 0), &contrast, soft_terms).named() {
+            compare(&format!("mcl {name}"), value, &format!("expected.{mode_name}.mcl.{name}"))?;
         }
         if mode == Mode::Paper {
             // One unordered pair counts twice in the loss; the file has it once.
@@ -272,8 +269,8 @@ impl Golden {
             let pairs = Pairs::new(vec![(0, 1)], 2, &two);
             let ones = Tensor::ones([1, two.size()[1]], (kind, device));
             let banks = [input("bank.0".into())?, input("bank.1".into())?];
-            let (memory, _) = contrast::l_mcl_memory(&two, &[0, 1], &pairs, &ones, &banks, tau, mimicry, Recall::Paper, None);
-            for (name, value) in parts(&memory) {
+            let (memory, _) = contrast::l_mcl_memory(&two, &[0, 1], &pairs, &ones, &banks, tau, soft_terms, BankLayout::Paper, None);
+            for (name, value) in memory.named() {
                 compare(&format!("memory {name}"), &(value / 2.0), &format!("expected.paper.memory.{name}"))?;
             }
         }
@@ -338,7 +335,8 @@ struct Smooth {
     images: Tensor,
     labels: Tensor,
     beta: f64,
-    held: Vec<Option<Targets>>,
+    /// The soft targets remembered for each inner step.
+    targets: Vec<Option<Targets>>,
 }
 
 impl Smooth {
@@ -355,7 +353,7 @@ impl Smooth {
         let pairs = Pairs::new(vec![(0, 2), (0, 3), (1, 2), (1, 3)], 4, &Tensor::zeros([0], place));
         let images = (Tensor::arange(30, place) * 1.7 + 0.3).sin().view([6, 5]);
         let labels = Tensor::from_slice(&[0i64, 0, 1, 1, 2, 2]).to_device(device);
-        Smooth { theta: scope.params(), pi: pi_scope.params(), meta, pairs, images, labels, beta, held: (0..2).map(|_| None).collect() }
+        Smooth { theta: scope.params(), pi: pi_scope.params(), meta, pairs, images, labels, beta, targets: (0..2).map(|_| None).collect() }
     }
 
     /// Embeddings 4 x [6, 3] and logits 4 x [6, 3].
@@ -377,17 +375,17 @@ impl Smooth {
     }
 
     /// Two steps of L_MCL (0, 1), then the task (2 and the outer 3).
-    fn objective(&mut self, k: usize, how: Held) -> Tensor {
+    fn objective(&mut self, k: usize, constants: Constants) -> Tensor {
         let (embeds, logits) = self.forward();
         if k >= 2 {
             return logit::task(&logits, &self.labels, 0.0);
         }
         let lambda = self.meta.lambda(&embeds, &self.pairs);
         let contrast = Contrast::in_batch(&self.labels, 0.5, Kind::Double);
-        let held = if how == Held::Remembered { self.held[k].as_ref() } else { None };
-        let (parts, targets) = contrast::l_mcl(&Tensor::stack(&embeds, 0), &self.pairs, &lambda, &contrast, Mimicry::PAPER, held);
-        if how == Held::Fresh {
-            self.held[k] = Some(targets);
+        let fixed = if constants == Constants::Remembered { self.targets[k].as_ref() } else { None };
+        let (parts, targets) = contrast::l_mcl(&Tensor::stack(&embeds, 0), &self.pairs, &lambda, &contrast, SoftTerms::PAPER, fixed);
+        if constants == Constants::Fresh {
+            self.targets[k] = Some(targets);
         }
         (parts.vcl + parts.icl) * 0.1 + (parts.soft_vcl + parts.soft_icl) * self.beta
     }
@@ -398,14 +396,14 @@ impl Smooth {
         let vars = self.theta.tensors();
         let mut velocity: Vec<Tensor> = vars.iter().map(Tensor::zeros_like).collect();
         for k in 0..3 {
-            let gradient = grads(&self.objective(k, Held::Remembered), &vars, false);
+            let gradient = grads(&self.objective(k, Constants::Remembered), &vars, false);
             let _guard = tch::no_grad_guard();
             for ((var, v), g) in vars.iter().zip(&mut velocity).zip(gradient) {
                 *v = &*v * momentum + g + var * weight_decay;
                 let _ = var.shallow_clone().g_sub_(&(&*v * lr));
             }
         }
-        let value = self.objective(3, Held::Remembered).double_value(&[]);
+        let value = self.objective(3, Constants::Remembered).double_value(&[]);
         self.theta.restore(&start);
         value
     }
@@ -431,7 +429,7 @@ pub fn hypergradient_error(device: Device, beta: f64, momentum: f64, weight_deca
     let lr = 0.05;
     let mut cohort = Smooth::new(device, beta);
     let (theta, pi) = (cohort.theta.shallow_clone(), cohort.pi.tensors());
-    let unroll = Unroll { steps: 3, lr, momentum, weight_decay, hvp: Hvp::Exact, adjoint: Adjoint::Exact, leave: Leave::Nothing };
+    let unroll = Unroll { steps: 3, lr, momentum, weight_decay, hvp: Hvp::Exact, adjoint: Adjoint::Exact, buffers: Buffers::Restored };
     let gradient = hypergradient(&theta, &pi, unroll, &mut |k, how| Ok(cohort.objective(k, how)))?;
     let start = cohort.pi.snapshot();
     let (mut worst, mut largest) = (0f64, 0f64);

@@ -4,20 +4,20 @@
 
 use tch::{Kind, Tensor};
 
-/// How two contrastive distributions are compared (Eq. 8-9).
+/// The soft terms (Eq. 8-9): how two contrastive distributions are compared. Here is their temperature.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Mimicry {
+pub struct SoftTerms {
     /// T: similarities are divided by it and the divergence multiplied by T^2.
     pub temperature: f64,
     /// Does the anchor's own column belong to the distribution? (Batch mining; a bank has no such column.)
     pub diagonal: bool,
 }
 
-impl Mimicry {
+impl SoftTerms {
     /// Eq. 1 and 4: plain distributions over the K + 1 contrast samples.
-    pub const PAPER: Mimicry = Mimicry { temperature: 1.0, diagonal: false };
+    pub const PAPER: SoftTerms = SoftTerms { temperature: 1.0, diagonal: false };
     /// The released code: T = 3 as for the logits, over whole rows.
-    pub const RELEASED: Mimicry = Mimicry { temperature: 3.0, diagonal: true };
+    pub const RELEASED: SoftTerms = SoftTerms { temperature: 3.0, diagonal: true };
 }
 
 /// Which columns count for an anchor, and which of them are its positives.
@@ -68,29 +68,29 @@ impl Contrast {
     }
 
     /// The distribution of Eq. 1 or 4. `log_sum` is the hard denominator, reused where it is the same.
-    fn soft(&self, scores: &Tensor, log_sum: &Tensor, mimicry: Mimicry) -> Soft {
-        let own = self.own.as_ref().filter(|_| !mimicry.diagonal).map(Tensor::shallow_clone);
-        if mimicry.temperature == 1.0 && own.is_some() == self.own.is_some() {
-            return Soft { log_p: scores - log_sum.unsqueeze(-1), own };
+    fn soft(&self, scores: &Tensor, log_sum: &Tensor, soft_terms: SoftTerms) -> Distribution {
+        let own = self.own.as_ref().filter(|_| !soft_terms.diagonal).map(Tensor::shallow_clone);
+        if soft_terms.temperature == 1.0 && own.is_some() == self.own.is_some() {
+            return Distribution { log_p: scores - log_sum.unsqueeze(-1), own };
         }
-        let scores = scores / mimicry.temperature;
+        let scores = scores / soft_terms.temperature;
         let log_sum = match &own {
             Some(own) => scores.masked_fill(own, f64::NEG_INFINITY).logsumexp(-1, true),
             None => scores.logsumexp(-1, true),
         };
-        Soft { log_p: scores - log_sum, own }
+        Distribution { log_p: scores - log_sum, own }
     }
 }
 
 /// A contrastive distribution. The anchor's own column, where it does not belong, is cut from targets, so its value here never counts.
-struct Soft {
+struct Distribution {
     log_p: Tensor,
     own: Option<Tensor>,
 }
 
 /// A distribution as a constant: p and sum p log p.
 #[derive(Debug)]
-pub struct Target {
+struct Target {
     prob: Tensor,
     negentropy: Tensor,
 }
@@ -101,7 +101,7 @@ impl Target {
     }
 }
 
-impl Soft {
+impl Distribution {
     fn target(&self) -> Target {
         let log_p = self.log_p.detach();
         let prob = log_p.exp();
@@ -136,39 +136,51 @@ pub fn icl(a: &Tensor, b: &Tensor, contrast: &Contrast) -> Tensor {
 }
 
 /// T^2 KL(p_teacher || p_student), a term of Eq. 8. Both [B, d]; the teacher is detached. Mean over anchors.
-pub fn soft_vcl(teacher: &Tensor, student: &Tensor, contrast: &Contrast, mimicry: Mimicry) -> Tensor {
+pub fn soft_vcl(teacher: &Tensor, student: &Tensor, contrast: &Contrast, soft_terms: SoftTerms) -> Tensor {
     let soft = |v: &Tensor| {
         let (scores, log_sum) = block(v, v, contrast);
-        contrast.soft(&scores, &log_sum, mimicry)
+        contrast.soft(&scores, &log_sum, soft_terms)
     };
-    soft(student).kl(&soft(teacher).target()).mean(None) * mimicry.temperature.powi(2)
+    soft(student).kl(&soft(teacher).target()).mean(None) * soft_terms.temperature.powi(2)
 }
 
 /// T^2 KL(q_{b->a} || q_{a->b}), a term of Eq. 9. Both [B, d]; q_{b->a} is detached. Mean over anchors.
-pub fn soft_icl(a: &Tensor, b: &Tensor, contrast: &Contrast, mimicry: Mimicry) -> Tensor {
+pub fn soft_icl(a: &Tensor, b: &Tensor, contrast: &Contrast, soft_terms: SoftTerms) -> Tensor {
     let soft = |a: &Tensor, b: &Tensor| {
         let (scores, log_sum) = block(a, b, contrast);
-        contrast.soft(&scores, &log_sum, mimicry)
+        contrast.soft(&scores, &log_sum, soft_terms)
     };
-    soft(a, b).kl(&soft(b, a).target()).mean(None) * mimicry.temperature.powi(2)
+    soft(a, b).kl(&soft(b, a).target()).mean(None) * soft_terms.temperature.powi(2)
 }
 
 /// The four contrastive terms, unweighted by alpha and beta.
 #[derive(Debug)]
 pub struct Parts {
+    /// Eq. 2 and 3: within each network's embedding space.
     pub vcl: Tensor,
+    /// Eq. 5 and 7: anchors of one network, contrast samples of another.
     pub icl: Tensor,
+    /// Eq. 8: networks mimic each other's distributions of VCL.
     pub soft_vcl: Tensor,
+    /// Eq. 9: and those of ICL.
     pub soft_icl: Tensor,
+}
+
+impl Parts {
+    /// The terms by the names they are logged under: the hard ones (weighted by alpha), then the soft ones (by beta).
+    pub(crate) fn named(&self) -> [(&'static str, &Tensor); 4] {
+        [("vcl", &self.vcl), ("icl", &self.icl), ("soft_vcl", &self.soft_vcl), ("soft_icl", &self.soft_icl)]
+    }
 }
 
 /// Which embeddings meet. Embeddings of all networks and layers stand in one list of N; a pair is unordered, (i, j) with i < j.
 pub struct Pairs {
+    /// (i, j) of every pair: places in the list of embeddings.
     pub list: Vec<(usize, usize)>,
     first: Tensor,
     second: Tensor,
     /// [N * N, P]: writes a value per pair at (i, j) and (j, i).
-    spread: Tensor,
+    both_ways: Tensor,
     nodes: i64,
 }
 
@@ -176,16 +188,16 @@ impl Pairs {
     /// Index tables where the embeddings live (`like`).
     pub fn new(list: Vec<(usize, usize)>, nodes: usize, like: &Tensor) -> Pairs {
         let (n, count) = (nodes, list.len());
-        let mut spread = vec![0f32; n * n * count];
+        let mut both_ways = vec![0f32; n * n * count];
         for (p, &(i, j)) in list.iter().enumerate() {
-            spread[(i * n + j) * count + p] = 1.0;
-            spread[(j * n + i) * count + p] = 1.0;
+            both_ways[(i * n + j) * count + p] = 1.0;
+            both_ways[(j * n + i) * count + p] = 1.0;
         }
         let index = |pick: fn(&(usize, usize)) -> usize| {
             Tensor::from_slice(&list.iter().map(|p| pick(p) as i64).collect::<Vec<_>>()).to_device(like.device())
         };
-        let spread = Tensor::from_slice(&spread).view([(n * n) as i64, count as i64]).to_kind(like.kind()).to_device(like.device());
-        Pairs { first: index(|p| p.0), second: index(|p| p.1), spread, nodes: n as i64, list }
+        let both_ways = Tensor::from_slice(&both_ways).view([(n * n) as i64, count as i64]).to_kind(like.kind()).to_device(like.device());
+        Pairs { first: index(|p| p.0), second: index(|p| p.1), both_ways, nodes: n as i64, list }
     }
 
     /// The dot product of the two vectors of each pair. `vectors` [N, B, d] -> [P, B].
@@ -195,11 +207,11 @@ impl Pairs {
 
     /// A value per pair [P, B] as a symmetric table [N, N, B], zero where no pair is.
     fn table(&self, values: &Tensor) -> Tensor {
-        self.spread.matmul(values).view([self.nodes, self.nodes, -1])
+        self.both_ways.matmul(values).view([self.nodes, self.nodes, -1])
     }
 }
 
-/// The soft targets of one evaluation of `l_mcl`, to be held while the embeddings move.
+/// The soft targets of one evaluation of `l_mcl`, to be used again as constants while the embeddings move.
 #[derive(Debug)]
 pub struct Targets {
     intra: Target,
@@ -207,25 +219,25 @@ pub struct Targets {
 }
 
 impl Targets {
-    pub fn shallow_clone(&self) -> Targets {
+    fn shallow_clone(&self) -> Targets {
         Targets { intra: self.intra.shallow_clone(), cross: self.cross.shallow_clone() }
     }
 }
 
 /// L^L_MCL, Eq. 13, all pairs at once: sum over ordered pairs of networks and over layers of lambda x MCL, with lambda_i on the row
 /// of anchor i before the mean over anchors. `embeds` [N, B, d]; `lambda` [P, B]. Each block of similarities within an embedding is
-/// computed once, however many pairs it enters; unordered pairs count double. With `frozen`, soft targets are those and not the
+/// computed once, however many pairs it enters; unordered pairs count double. With `fixed`, soft targets are those and not the
 /// embeddings' own; the targets in use are returned.
 pub fn l_mcl(
     embeds: &Tensor,
     pairs: &Pairs,
     lambda: &Tensor,
     contrast: &Contrast,
-    mimicry: Mimicry,
-    frozen: Option<&Targets>,
+    soft_terms: SoftTerms,
+    fixed: Option<&Targets>,
 ) -> (Parts, Targets) {
     let anchors = embeds.size()[1] as f64;
-    let t2 = mimicry.temperature.powi(2);
+    let t2 = soft_terms.temperature.powi(2);
     let intra = embeds.matmul(&embeds.transpose(1, 2)) / contrast.tau; // [N, B, B]: v_i v_i
     let half = embeds.index_select(0, &pairs.first).matmul(&embeds.index_select(0, &pairs.second).transpose(1, 2)) / contrast.tau;
     let cross = Tensor::cat(&[&half, &half.transpose(1, 2)], 0); // [2P, B, B]: v_i v_j for each pair, then v_j v_i
@@ -237,9 +249,9 @@ pub fn l_mcl(
     let vcl = sum(&table.sum_dim_intlist(1i64, false, None), contrast.hard(&intra, &intra_sum));
     let icl = sum(&both, contrast.hard(&cross, &cross_sum));
 
-    let (p, q) = (contrast.soft(&intra, &intra_sum, mimicry), contrast.soft(&cross, &cross_sum, mimicry));
-    let targets = frozen.map_or_else(|| Targets { intra: p.target(), cross: q.target() }, Targets::shallow_clone);
-    // Eq. 8 for every two embeddings at once: [B, N, N], teacher i by student j, as `Soft::kl`.
+    let (p, q) = (contrast.soft(&intra, &intra_sum, soft_terms), contrast.soft(&cross, &cross_sum, soft_terms));
+    let targets = fixed.map_or_else(|| Targets { intra: p.target(), cross: q.target() }, Targets::shallow_clone);
+    // Eq. 8 for every two embeddings at once: [B, N, N], teacher i by student j, as `Distribution::kl`.
     let meet = targets.intra.prob.permute([1, 0, 2]).matmul(&p.log_p.permute([1, 2, 0]));
     let kl = targets.intra.negentropy.tr().unsqueeze(2) - meet;
     let soft_vcl = sum(&table.permute([2, 0, 1]), kl) * t2;
@@ -252,12 +264,12 @@ pub fn l_mcl(
 
 /// L^MCL, Eq. 10, of M networks' last embeddings [M, B, d]: Eq. 3, 7, 8 and 9. It is the layer-wise loss of one layer with lambda 1,
 /// which counts every own block 2(M - 1) times and every pair twice.
-pub fn mcl(embeds: &Tensor, contrast: &Contrast, mimicry: Mimicry) -> Parts {
+pub fn mcl(embeds: &Tensor, contrast: &Contrast, soft_terms: SoftTerms) -> Parts {
     let m = embeds.size()[0] as usize;
     let list = (0..m).flat_map(|a| (a + 1..m).map(move |b| (a, b))).collect();
     let pairs = Pairs::new(list, m, embeds);
     let ones = Tensor::ones([pairs.list.len() as i64, embeds.size()[1]], (embeds.kind(), embeds.device()));
-    let (parts, _) = l_mcl(embeds, &pairs, &ones, contrast, mimicry, None);
+    let (parts, _) = l_mcl(embeds, &pairs, &ones, contrast, soft_terms, None);
     Parts {
         vcl: parts.vcl / (2.0 * (m as f64 - 1.0)),
         icl: parts.icl / 2.0,
@@ -266,9 +278,9 @@ pub fn mcl(embeds: &Tensor, contrast: &Contrast, mimicry: Mimicry) -> Parts {
     }
 }
 
-/// What memory mining does where the paper and the released code differ.
+/// What a memory bank gives each anchor, where the paper and the released code differ.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Recall {
+pub enum BankLayout {
     /// Columns: one class mate, then the negatives. Each network's vanilla term uses its own bank.
     Paper,
     /// Columns: the anchor's own image, one class mate, then the negatives. ICL has both as positives, VCL leaves the first column
@@ -277,21 +289,15 @@ pub enum Recall {
 }
 
 /// L^ICL_{a->b} with contrast samples from the bank of b, for one layer with lambda 1. `anchor` [B, d], `bank` [B, K', d].
-pub fn icl_memory(anchor: &Tensor, bank: &Tensor, tau: f64, recall: Recall) -> Tensor {
+pub(crate) fn icl_memory(anchor: &Tensor, bank: &Tensor, tau: f64, layout: BankLayout) -> Tensor {
     let scores = bank.matmul(&anchor.unsqueeze(-1)).squeeze_dim(-1) / tau; // [B, K']
-    let contrast = Contrast::in_memory(&scores, if recall == Recall::Paper { 1 } else { 2 }, tau);
+    let contrast = Contrast::in_memory(&scores, if layout == BankLayout::Paper { 1 } else { 2 }, tau);
     contrast.hard(&scores, &contrast.log_sum(&scores)).mean(None)
 }
 
 /// The soft targets of one evaluation of `l_mcl_memory`, by bank and choice of columns.
 #[derive(Debug)]
 pub struct MemoryTargets(Vec<Vec<Target>>);
-
-impl MemoryTargets {
-    pub fn shallow_clone(&self) -> MemoryTargets {
-        MemoryTargets(self.0.iter().map(|columns| columns.iter().map(Target::shallow_clone).collect()).collect())
-    }
-}
 
 /// Every embedding against one bank and one choice of columns, embedding by embedding: hard rows [B], distributions [B, K].
 struct Scored {
@@ -302,7 +308,7 @@ struct Scored {
 
 /// Eq. 13 with contrast samples from memory banks (the appendix's memory-based algorithm). `embeds` [N, B, d] of any layer; `nets[i]`
 /// the network of embedding i; `banks[m]` [B, K', d], what network m remembers of each anchor's contrast samples, the same samples
-/// for all networks, columns as `recall` says. Returns the sum over ordered pairs.
+/// for all networks, columns as `layout` says. Returns the sum over ordered pairs.
 #[allow(clippy::too_many_arguments)]
 pub fn l_mcl_memory(
     embeds: &Tensor,
@@ -311,17 +317,17 @@ pub fn l_mcl_memory(
     lambda: &Tensor,
     banks: &[Tensor],
     tau: f64,
-    mimicry: Mimicry,
-    recall: Recall,
-    frozen: Option<&MemoryTargets>,
+    soft_terms: SoftTerms,
+    layout: BankLayout,
+    fixed: Option<&MemoryTargets>,
 ) -> (Parts, MemoryTargets) {
-    let t2 = mimicry.temperature.powi(2);
+    let t2 = soft_terms.temperature.powi(2);
     let by_anchor = embeds.permute([1, 2, 0]); // [B, d, N]
     let score = |m: usize, which: usize, scores: Tensor, positives: i64| {
         let contrast = Contrast::in_memory(&scores, positives, tau);
         let log_sum = contrast.log_sum(&scores);
-        let (hard, soft) = (contrast.hard(&scores, &log_sum), contrast.soft(&scores, &log_sum, mimicry));
-        let target = frozen.map_or_else(|| soft.target(), |frozen| frozen.0[m][which].shallow_clone());
+        let (hard, soft) = (contrast.hard(&scores, &log_sum), contrast.soft(&scores, &log_sum, soft_terms));
+        let target = fixed.map_or_else(|| soft.target(), |fixed| fixed.0[m][which].shallow_clone());
         // `unbind` once: selecting an embedding pair by pair would cost a whole zeroed table each in the backward pass.
         Scored { hard: hard.unbind(0), log_p: soft.log_p.unbind(0), target }
     };
@@ -331,9 +337,9 @@ pub fn l_mcl_memory(
         .enumerate()
         .map(|(m, bank)| {
             let all = bank.matmul(&by_anchor).permute([2, 0, 1]) / tau; // [N, B, K']
-            match recall {
-                Recall::Paper => vec![score(m, 0, all, 1)],
-                Recall::Released => {
+            match layout {
+                BankLayout::Paper => vec![score(m, 0, all, 1)],
+                BankLayout::Released => {
                     let vanilla = all.slice(2, 1, all.size()[2], 1);
                     vec![score(m, 0, all, 2), score(m, 1, vanilla, 1)]
                 }
@@ -346,7 +352,7 @@ pub fn l_mcl_memory(
         let one = |(t, tm): (usize, usize), (s, sm): (usize, usize)| {
             let (source, student) = (&scored[tm][which].target, &scored[sm][which]);
             let target = Target { prob: source.prob.get(t as i64), negentropy: source.negentropy.get(t as i64) };
-            Soft { log_p: student.log_p[s].shallow_clone(), own: None }.kl(&target)
+            Distribution { log_p: student.log_p[s].shallow_clone(), own: None }.kl(&target)
         };
         one((i, m), (j, n)) + one((j, n), (i, m))
     };
@@ -354,12 +360,12 @@ pub fn l_mcl_memory(
     let (mut vcl, mut icl, mut soft_vcl, mut soft_icl) = (vec![], vec![], vec![], vec![]);
     for (p, &(i, j)) in pairs.list.iter().enumerate() {
         let (a, b, weight) = (nets[i], nets[j], lambda.get(p as i64));
-        match recall {
-            Recall::Paper => {
+        match layout {
+            BankLayout::Paper => {
                 vcl.push((hard(vanilla, i, a) + hard(vanilla, j, b)) * &weight * 2.0);
                 soft_vcl.push(mutual(vanilla, (i, a), (j, b)) * &weight * (2.0 * t2));
             }
-            Recall::Released => {
+            BankLayout::Released => {
                 for bank in [a, b] {
                     vcl.push((hard(vanilla, i, bank) + hard(vanilla, j, bank)) * &weight);
                     soft_vcl.push(mutual(vanilla, (i, bank), (j, bank)) * &weight * t2);
@@ -375,29 +381,29 @@ pub fn l_mcl_memory(
 }
 
 /// L^MCL, Eq. 10, of M networks' last embeddings with contrast samples from memory banks, every vanilla term with the network's own
-/// bank (as MCL's released code too). `embeds` [M, B, d]; `banks` M x [B, K', d], columns as `recall` says. Means over anchors.
-pub fn mcl_memory(embeds: &Tensor, banks: &[Tensor], tau: f64, mimicry: Mimicry, recall: Recall) -> Parts {
+/// bank (as MCL's released code too). `embeds` [M, B, d]; `banks` M x [B, K', d], columns as `layout` says. Means over anchors.
+pub fn mcl_memory(embeds: &Tensor, banks: &[Tensor], tau: f64, soft_terms: SoftTerms, layout: BankLayout) -> Parts {
     let embeds = embeds.unbind(0);
-    let t2 = mimicry.temperature.powi(2);
-    let (positives, skip) = match recall {
-        Recall::Paper => (1, 0),
-        Recall::Released => (2, 1),
+    let t2 = soft_terms.temperature.powi(2);
+    let (positives, skip) = match layout {
+        BankLayout::Paper => (1, 0),
+        BankLayout::Released => (2, 1),
     };
     let score = |a: usize, b: usize| banks[b].matmul(&embeds[a].unsqueeze(-1)).squeeze_dim(-1) / tau; // [B, K']: anchor of a, bank of b
     let judged = |scores: &Tensor, positives: i64| {
         let contrast = Contrast::in_memory(scores, positives, tau);
         let log_sum = contrast.log_sum(scores);
-        (contrast.hard(scores, &log_sum).mean(None), contrast.soft(scores, &log_sum, mimicry))
+        (contrast.hard(scores, &log_sum).mean(None), contrast.soft(scores, &log_sum, soft_terms))
     };
     let count = embeds.len();
-    let own: Vec<(Tensor, Soft)> = (0..count)
+    let own: Vec<(Tensor, Distribution)> = (0..count)
         .map(|m| {
             let scores = score(m, m);
             judged(&scores.slice(1, skip, scores.size()[1], 1), 1)
         })
         .collect();
     let others = |a: usize| (0..count).filter(move |&b| b != a);
-    let cross: Vec<Vec<Option<(Tensor, Soft)>>> =
+    let cross: Vec<Vec<Option<(Tensor, Distribution)>>> =
         (0..count).map(|a| (0..count).map(|b| (a != b).then(|| judged(&score(a, b), positives))).collect()).collect();
     let at = |a: usize, b: usize| cross[a][b].as_ref().expect("two different networks");
     let pairs = || (0..count).flat_map(|a| others(a).map(move |b| (a, b)));

@@ -8,7 +8,7 @@ pub fn ce(logits: &Tensor, targets: &Tensor) -> Tensor {
 }
 
 /// The same with the labels smoothed: 1 - s on the class, s spread over all.
-pub fn smooth_ce(logits: &Tensor, targets: &Tensor, smoothing: f64) -> Tensor {
+pub(crate) fn smooth_ce(logits: &Tensor, targets: &Tensor, smoothing: f64) -> Tensor {
     logits.cross_entropy_loss::<Tensor>(targets, None, Reduction::Mean, -100, smoothing)
 }
 

@@ -3,3 +3,4 @@
 pub mod contrast;
 pub mod logit;
 pub mod terms;
+pub mod unit;

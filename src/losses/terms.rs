@@ -4,10 +4,13 @@ use tch::Tensor;
 
 /// One row: the raw value (a scalar tensor with its graph) and its weight apart, so that runs with other weights compare.
 pub struct Term {
+    /// Its name in the log.
     pub name: &'static str,
     /// The network the row belongs to, where it belongs to one: a divergence names it.
     pub peer: Option<usize>,
+    /// The factor on the value in the total.
     pub weight: f64,
+    /// The value before the weight.
     pub value: Tensor,
     /// The group this row trains and nothing else does; None trains the networks and all groups that are not apart.
     pub apart: Option<&'static str>,
@@ -16,26 +19,30 @@ pub struct Term {
 /// All rows of a step; rows of one name add up in the log.
 #[derive(Default)]
 pub struct Terms {
+    /// What is trained on.
     pub rows: Vec<Term>,
     /// Numbers to be logged and not trained on (lambda means, gate weights): name and detached scalar, averaged over the epoch.
     pub notes: Vec<(String, Tensor)>,
 }
 
 impl Terms {
-    pub fn add(&mut self, name: &'static str, weight: f64, value: Tensor) {
+    /// A row of the whole cohort.
+    pub(crate) fn add(&mut self, name: &'static str, weight: f64, value: Tensor) {
         self.rows.push(Term { name, peer: None, weight, value, apart: None });
     }
 
-    pub fn add_for(&mut self, peer: usize, name: &'static str, weight: f64, value: Tensor) {
+    /// A row of network `peer`.
+    pub(crate) fn add_for(&mut self, peer: usize, name: &'static str, weight: f64, value: Tensor) {
         self.rows.push(Term { name, peer: Some(peer), weight, value, apart: None });
     }
 
     /// A row of network `peer` whose gradient goes to the group called `group` alone, from a backward pass of its own.
-    pub fn add_apart(&mut self, group: &'static str, peer: usize, name: &'static str, weight: f64, value: Tensor) {
+    pub(crate) fn add_apart(&mut self, group: &'static str, peer: usize, name: &'static str, weight: f64, value: Tensor) {
         self.rows.push(Term { name, peer: Some(peer), weight, value, apart: Some(group) });
     }
 
-    pub fn note(&mut self, name: impl Into<String>, value: &Tensor) {
+    /// A number to be logged and not trained on.
+    pub(crate) fn note(&mut self, name: impl Into<String>, value: &Tensor) {
         self.notes.push((name.into(), value.detach()));
     }
 
@@ -45,7 +52,7 @@ impl Terms {
     }
 
     /// The same over the rows of one group that is stepped apart.
-    pub fn total_apart(&self, group: &str) -> Option<Tensor> {
+    pub(crate) fn total_apart(&self, group: &str) -> Option<Tensor> {
         self.sum(Some(group))
     }
 

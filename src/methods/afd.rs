@@ -5,9 +5,7 @@
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-use super::{
-    Clock, Group, Method, MethodSpec, Needs, Rate, Task, at_least, mutual_rows, positive, read_options, resolved, task_rows, weights,
-};
+use super::{Clock, Group, Method, MethodSpec, Rate, Task, at_least, mutual_rows, positive, read_options, resolved, task_rows, weights};
 use crate::cohort::Cohort;
 use crate::data::Batch;
 use crate::error::{Error, Result};
@@ -18,10 +16,11 @@ use crate::optim::Rule;
 use crate::params::{Params, Scope};
 use crate::rng;
 
-pub const SPEC: MethodSpec = MethodSpec {
+pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "afd",
     about: "Feature-map-level Online Adversarial Knowledge Distillation (Chung et al. 2020)",
     needs: "independent networks, M >= 2; two gradients a step, the adversarial one with Adam; ships all",
+    presets: &[],
     build,
 };
 
@@ -82,11 +81,11 @@ struct Afd {
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
-    let options: Options = read_options(options, &[])?;
+    let options: Options = read_options(&SPEC, options)?;
     positive("temperature", options.temperature)?;
     positive("adam_lr", options.adam_lr)?;
     weights(&[("adam_weight_decay", options.adam_weight_decay)])?;
-    at_least("afd", 2, task.archs, "maps are told apart from those of another network")?;
+    at_least("afd", 2, task.archs.len(), "maps are told apart from those of another network")?;
     let width = task.archs.iter().map(|a| a.dim).max().expect("a cohort has networks");
     let scope = |name: &str| Scope::root(rng::derive(task.seed, name, 0), task.device, task.kind);
     let (transfer, discriminator) = (scope("afd transfer"), scope("afd discriminator"));
@@ -138,10 +137,6 @@ impl Afd {
 }
 
 impl Method for Afd {
-    fn needs(&self) -> Needs {
-        Needs::default()
-    }
-
     fn options(&self) -> toml::Table {
         resolved(&self.options)
     }

@@ -3,16 +3,17 @@
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-use super::{Clock, Method, MethodSpec, Needs, Task, read_options, resolved, task_rows};
+use super::{Clock, Method, MethodSpec, Task, read_options, resolved, task_rows};
 use crate::data::Batch;
 use crate::error::Result;
 use crate::losses::terms::Terms;
 use crate::nets::Outputs;
 
-pub const SPEC: MethodSpec = MethodSpec {
+pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "baseline",
     about: "independent training with cross-entropy",
     needs: "independent networks, M >= 1; ships all",
+    presets: &[],
     build,
 };
 
@@ -26,20 +27,12 @@ struct Baseline {
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
-    Ok(Box::new(Baseline { options: read_options(options, &[])?, smoothing: task.label_smoothing }))
+    Ok(Box::new(Baseline { options: read_options(&SPEC, options)?, smoothing: task.label_smoothing }))
 }
 
 impl Method for Baseline {
-    fn needs(&self) -> Needs {
-        Needs::default()
-    }
-
     fn options(&self) -> toml::Table {
         resolved(&self.options)
-    }
-
-    fn losses(&self, outs: &[Outputs], batch: &Batch, clock: Clock) -> Result<Terms> {
-        self.mixed_losses(outs, outs, &batch.labels, batch, clock)
     }
 
     fn mixes(&self) -> bool {

@@ -6,21 +6,23 @@
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Reduction, Tensor};
 
-use super::{Batches, Clock, Method, MethodSpec, Needs, Start, Task, at_least, positive, read_options, resolved, weights};
+use super::{Batches, Clock, Method, MethodSpec, Start, Task, at_least, count, positive, read_options, resolved, weights};
 use crate::cohort::Cohort;
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::losses::logit;
 use crate::losses::terms::Terms;
+use crate::losses::unit::Norm;
 use crate::nets::layers::Mode;
 use crate::nets::{Arch, Outputs};
 use crate::params::Named;
 use crate::rng;
 
-pub const SPEC: MethodSpec = MethodSpec {
+pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "ckd_mkt",
     about: "Collaborative Knowledge Distillation via Multi-knowledge Transfer (Gou et al. 2022)",
     needs: "independent networks, M >= 2; a first phase of as many epochs trains self-teachers; ships all",
+    presets: &[],
     build,
 };
 
@@ -64,20 +66,18 @@ struct CkdMkt {
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
-    let mut options: Options = read_options(options, &[])?;
+    let mut options: Options = read_options(&SPEC, options)?;
     let pretrain = *options.pretrain_epochs.get_or_insert(task.epochs);
     positive("temperature", options.temperature)?;
     let Options { alpha, beta, beta1, beta2, gamma, .. } = options;
     weights(&[("alpha", alpha), ("beta", beta), ("beta1", beta1), ("beta2", beta2), ("gamma", gamma)])?;
-    at_least("ckd_mkt", 2, task.archs, "a network learns from its peers")?;
+    at_least("ckd_mkt", 2, task.archs.len(), "a network learns from its peers")?;
     if pretrain == 0 && gamma > 0.0 {
         return Err(Error::input(
             "[method] pretrain_epochs = 0 leaves self-teachers that know nothing; accepted: 1 or more, or gamma = 0 for none",
         ));
     }
-    if options.angle_samples < 2 {
-        return Err(Error::input(format!("[method] angle_samples = {}; accepted: 2 or more", options.angle_samples)));
-    }
+    count("angle_samples", options.angle_samples as i64, 2)?;
     let teachers = Cohort::new(task.archs, task.classes, false, 0, 1, task.device, task.kind, task.seed);
     let (archs, classes, device, kind, seed, smoothing) =
         (task.archs.to_vec(), task.classes, task.device, task.kind, task.seed, task.label_smoothing);
@@ -96,7 +96,7 @@ pub fn distances(feats: &Tensor) -> Tensor {
 /// psi_A: the cosine of the angle at v between u and w, for all triples; 0 where two features coincide. [N, D] -> [N, N, N] as (v, u, w).
 pub fn angles(feats: &Tensor) -> Tensor {
     let apart = feats.unsqueeze(0) - feats.unsqueeze(1); // (v, u): e_u - e_v
-    let unit = &apart / apart.square().sum_dim_intlist(-1i64, true, None).clamp_min(1e-12).sqrt();
+    let unit = Norm::GuardedSquare.apply(&apart);
     unit.bmm(&unit.transpose(1, 2))
 }
 
@@ -106,10 +106,6 @@ pub fn relation(teacher: &Tensor, student: &Tensor) -> Tensor {
 }
 
 impl Method for CkdMkt {
-    fn needs(&self) -> Needs {
-        Needs::default()
-    }
-
     fn options(&self) -> toml::Table {
         resolved(&self.options)
     }

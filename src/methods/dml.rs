@@ -3,14 +3,19 @@
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-use super::{Clock, Method, MethodSpec, Needs, Task, at_least, mutual_rows, positive, read_options, resolved, task_rows};
+use super::{Clock, Method, MethodSpec, Task, at_least, mutual_rows, positive, read_options, resolved, task_rows};
 use crate::data::Batch;
 use crate::error::Result;
 use crate::losses::terms::Terms;
 use crate::nets::Outputs;
 
-pub const SPEC: MethodSpec =
-    MethodSpec { name: "dml", about: "Deep Mutual Learning (Zhang et al. 2018)", needs: "independent networks, M >= 2; ships all", build };
+pub(super) const SPEC: MethodSpec = MethodSpec {
+    name: "dml",
+    about: "Deep Mutual Learning (Zhang et al. 2018)",
+    needs: "independent networks, M >= 2; ships all",
+    presets: PRESETS,
+    build,
+};
 
 /// The original's own schedule (200 epochs of batch 64, divided by 10 every 60) belongs to `[train]`.
 const PRESETS: &[(&str, &str)] = &[("original", "temperature = 1.0")];
@@ -34,30 +39,22 @@ struct Dml {
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
-    let options: Options = read_options(options, PRESETS)?;
+    let options: Options = read_options(&SPEC, options)?;
     positive("temperature", options.temperature)?;
-    at_least("dml", 2, task.archs, "a network learns from its peers")?;
+    at_least("dml", 2, task.archs.len(), "a network learns from its peers")?;
     Ok(Box::new(Dml { options, smoothing: task.label_smoothing }))
 }
 
 impl Method for Dml {
-    fn needs(&self) -> Needs {
-        Needs::default()
-    }
-
     fn options(&self) -> toml::Table {
         resolved(&self.options)
-    }
-
-    /// All networks step at once on one batch; the official loop feeds each network a batch of its own.
-    fn losses(&self, outs: &[Outputs], batch: &Batch, clock: Clock) -> Result<Terms> {
-        self.mixed_losses(outs, outs, &batch.labels, batch, clock)
     }
 
     fn mixes(&self) -> bool {
         true
     }
 
+    /// All networks step at once on one batch; the official loop feeds each network a batch of its own.
     fn mixed_losses(&self, _: &[Outputs], mixed: &[Outputs], targets: &Tensor, _: &Batch, _: Clock) -> Result<Terms> {
         let mut terms = Terms::default();
         task_rows(&mut terms, mixed, targets, self.smoothing);

@@ -14,16 +14,18 @@ use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::losses::logit;
 use crate::losses::terms::Terms;
+use crate::losses::unit::{Norm, lengths};
 use crate::nets::Outputs;
 use crate::nets::layers::{BatchNorm, Chain, ConvBn, ConvBnRelu, ConvShape, Layer, Linear, Pass, pool};
 use crate::optim::{Rule, schedule::ramp};
 use crate::params::{Init, Params, Scope};
 use crate::rng;
 
-pub const SPEC: MethodSpec = MethodSpec {
+pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "ffsd",
     about: "Feature Fusion and Self-Distillation (Li et al. 2022)",
     needs: "independent networks of one architecture, M >= 2, and a leader it adds; ships the leader",
+    presets: &[],
     build,
 };
 
@@ -127,7 +129,7 @@ fn separable(scope: &Scope, c_in: i64, c_out: i64, init: fn(ConvShape) -> Init) 
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
-    let options: Options = read_options(options, &[])?;
+    let options: Options = read_options(&SPEC, options)?;
     positive("temperature", options.temperature)?;
     positive("decoder_lr", options.decoder_lr)?;
     let Options { lambda_div, lambda_fus, lambda_sd, fusion_weight_decay, decoder_weight_decay, .. } = options;
@@ -138,7 +140,7 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
         ("fusion_weight_decay", fusion_weight_decay),
         ("decoder_weight_decay", decoder_weight_decay),
     ])?;
-    at_least("ffsd", 2, task.archs, "the maps of several students are fused")?;
+    at_least("ffsd", 2, task.archs.len(), "the maps of several students are fused")?;
     one_architecture("ffsd", task.archs, "their maps are compared stage by stage, and the leader is one more of them")?;
     let arch = task.archs[0];
     let shapes = map_shapes(arch);
@@ -192,11 +194,7 @@ pub fn attention(map: &Tensor) -> Tensor {
 }
 
 fn unit(rows: &Tensor) -> Tensor {
-    rows / length(rows).clamp_min(1e-12)
-}
-
-fn length(rows: &Tensor) -> Tensor {
-    rows.norm_scalaropt_dim(2.0, [-1i64].as_slice(), true)
+    Norm::Guarded.apply(rows)
 }
 
 /// d: the mean squared difference of rows brought to length 1. Both [B, K]; detach what is a target.
@@ -207,7 +205,7 @@ pub fn difference(x: &Tensor, y: &Tensor) -> Tensor {
 /// Where to look instead of `y` [B, K]: its lowest third stays, what is above gets the complement to its length. As in the official
 /// code the length is that of the raw row while the row is normalised: lambda_div is made for that scale.
 pub fn opposite(y: &Tensor) -> Tensor {
-    let (rows, half) = (unit(y), length(y) / 2.0);
+    let (rows, half) = (unit(y), lengths(y) / 2.0);
     let (lowest, _) = rows.topk(rows.size()[1] / 3, 1, false, true);
     let threshold = lowest.slice(1, -1, i64::MAX, 1);
     (&half - &rows) * (&rows - threshold).sign() + half
@@ -222,7 +220,7 @@ pub fn diversity(x: &Tensor, y: &Tensor) -> Tensor {
 fn shifted(map: &Tensor) -> Tensor {
     let size = map.size();
     let rows = attention(map);
-    let moved = (opposite(&rows) - unit(&rows)) * length(&rows) / size[1] as f64;
+    let moved = (opposite(&rows) - unit(&rows)) * lengths(&rows) / size[1] as f64;
     map + moved.view([size[0], 1, size[2], size[3]])
 }
 

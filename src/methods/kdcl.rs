@@ -16,10 +16,11 @@ use crate::nets::Outputs;
 use crate::nets::layers::Mode;
 use crate::params::Named;
 
-pub const SPEC: MethodSpec = MethodSpec {
+pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "kdcl",
     about: "Online Knowledge Distillation via Collaborative Learning (Guo et al. 2020)",
     needs: "independent networks, M >= 2, a view each; teacher = \"general\" needs data.holdout; ships all",
+    presets: &[],
     build,
 };
 
@@ -63,10 +64,10 @@ struct Kdcl {
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
-    let options: Options = read_options(options, &[])?;
+    let options: Options = read_options(&SPEC, options)?;
     positive("temperature", options.temperature)?;
     weights(&[("weight", options.weight)])?;
-    at_least("kdcl", 2, task.archs, "the teacher is put together from several networks")?;
+    at_least("kdcl", 2, task.archs.len(), "the teacher is put together from several networks")?;
     if options.teacher == Teacher::General && task.holdout == 0 {
         return Err(Error::input(
             "kdcl weighs its networks by their errors on held-out images, and data.holdout = 0; set data.holdout=20, or method.teacher to naive, minlogit or linear",

@@ -5,16 +5,17 @@ use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use super::parts::information::{self, Samples};
-use super::parts::memory_bank::{Draw, Ground, MemoryBank};
-use super::parts::projector::{Norm, Projector};
+use super::parts::memory_bank::{BankSetup, MemoryBank};
+use super::parts::mode::Mode;
+use super::parts::projector::Projector;
 use super::{
-    Clock, Group, Method, MethodSpec, Needs, Task, at_least, mutual_rows, one_architecture, paired_classes, positive, read_options,
-    resolved, task_rows, weights,
+    Clock, Group, Method, MethodSpec, Needs, Task, at_least, count, mutual_rows, paired_classes, positive, read_options, resolved,
+    shared_trunk, task_rows, weights,
 };
 use crate::cohort::Cohort;
 use crate::data::{Batch, Sampling};
-use crate::error::{Error, Result};
-use crate::losses::contrast::{self, Contrast, Mimicry, Recall};
+use crate::error::Result;
+use crate::losses::contrast::{self, Contrast, SoftTerms};
 use crate::losses::logit;
 use crate::losses::terms::Terms;
 use crate::nets::Outputs;
@@ -23,29 +24,22 @@ use crate::params::{Named, Params, Scope};
 use crate::rng;
 use crate::system::ranks;
 
-pub const SPEC: MethodSpec = MethodSpec {
+pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "mcl",
     about: "Mutual Contrastive Learning (Yang et al. 2022)",
     needs: "independent networks (branch = true: one architecture, all stages but the last two shared), M >= 2, class pairs or a memory bank; ships all",
+    presets: PRESETS,
     build,
 };
 
 /// The released code; its trunk, shared where M is not 2, is `branch = true`.
 const PRESETS: &[(&str, &str)] = &[("original", "mode = 'reference'")];
 
-/// Whose word counts where the text and the released code differ.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Mode {
-    /// Soft terms compare plain distributions over the contrast samples.
-    Paper,
-    /// Soft terms at T = 3 over whole rows; two positives in a bank.
-    Reference,
-}
-
+/// Where contrast samples come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Mining {
+    /// The other images of the batch, which is drawn in pairs of one class.
     Batch,
     /// A bank with a slot for every training image.
     Memory,
@@ -108,67 +102,50 @@ struct Mcl {
     heads: Vec<Projector>,
     head_params: Params,
     bank: Option<MemoryBank>,
-    drawn: Option<Draw>,
     rule: Rule,
     shared_stages: usize,
     smoothing: f64,
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
-    let mut options: Options = read_options(options, PRESETS)?;
+    let mut options: Options = read_options(&SPEC, options)?;
     let tau = *options.tau.get_or_insert(if options.mining == Mining::Batch { 0.1 } else { 0.07 });
     positive("tau", tau)?;
     positive("temperature", options.temperature)?;
     weights(&[("alpha", options.alpha), ("beta", options.beta)])?;
-    for (key, value) in [("dim", options.dim), ("negatives", options.negatives as i64)] {
-        if value < 1 {
-            return Err(Error::input(format!("[method] {key} = {value}; accepted: 1 or more")));
-        }
-    }
-    at_least("mcl", 2, task.archs, "networks contrast their embeddings with each other's")?;
-    let depth = task.archs[0].depth;
-    if options.branch {
-        one_architecture(
-            "mcl with branch = true",
-            task.archs,
-            "they are branches of one trunk; set method.branch=false for independent networks",
-        )?;
-    }
+    count("dim", options.dim, 1)?;
+    count("negatives", options.negatives as i64, 1)?;
+    at_least("mcl", 2, task.archs.len(), "networks contrast their embeddings with each other's")?;
+    let shared_stages = shared_trunk("mcl", task.archs, options.branch, 2)?;
     let scope = Scope::root(rng::derive(task.seed, "heads", 0), task.device, task.kind);
-    let norm = if options.mode == Mode::Paper { Norm::Guarded } else { Norm::Bare };
+    let norm = options.mode.norm();
     let heads = task.archs.iter().enumerate().map(|(m, arch)| Projector::new(scope.sub(m), arch.dim, options.dim, norm)).collect();
     let bank = match options.mining {
         Mining::Batch => {
             paired_classes(task.train_labels)?;
             None
         }
-        Mining::Memory => Some(MemoryBank::index(Ground {
+        Mining::Memory => Some(MemoryBank::index(BankSetup {
             networks: task.archs.len(),
             dim: options.dim,
             negatives: options.negatives,
-            recall: recall(options.mode),
+            layout: options.mode.bank_layout(),
             labels: task.train_labels,
             device: task.device,
             kind: task.kind,
             seed: task.seed,
         })?),
     };
-    let shared_stages = if options.branch { depth.saturating_sub(2).max(1) } else { 0 };
     Ok(Box::new(Mcl {
         options,
         tau,
         heads,
         head_params: scope.params(),
         bank,
-        drawn: None,
         rule: task.rule,
         shared_stages,
         smoothing: task.label_smoothing,
     }))
-}
-
-fn recall(mode: Mode) -> Recall {
-    if mode == Mode::Paper { Recall::Paper } else { Recall::Released }
 }
 
 impl Mcl {
@@ -188,15 +165,7 @@ impl Method for Mcl {
     }
 
     fn prepare(&mut self, batch: &Batch, clock: Clock) -> Result<()> {
-        if let Some(bank) = &self.bank {
-            let mut rng = rng::stream(clock.seed, "contrast", &[clock.step as u64, batch.noise]);
-            self.drawn = Some(bank.draw(&batch.labels, &batch.index, &mut rng)?);
-        }
-        Ok(())
-    }
-
-    fn losses(&self, outs: &[Outputs], batch: &Batch, clock: Clock) -> Result<Terms> {
-        self.mixed_losses(outs, outs, &batch.labels, batch, clock)
+        self.bank.as_mut().map_or(Ok(()), |bank| bank.prepare(batch, clock))
     }
 
     fn mixes(&self) -> bool {
@@ -207,27 +176,24 @@ impl Method for Mcl {
         let mut terms = Terms::default();
         task_rows(&mut terms, mixed, targets, self.smoothing);
         let Options { alpha, beta, mode, temperature, .. } = self.options;
-        let mimicry = if mode == Mode::Paper { Mimicry::PAPER } else { Mimicry::RELEASED };
+        let soft_terms = if mode == Mode::Paper { SoftTerms::PAPER } else { SoftTerms::RELEASED };
         let embeds = Tensor::stack(&self.embed(outs), 0);
-        let parts = match (&self.bank, &self.drawn) {
-            (None, _) => {
+        let parts = match &self.bank {
+            None => {
                 let (embeds, labels) = (ranks::for_contrast(&embeds, 1), ranks::for_contrast(&batch.labels, 0));
                 let in_batch = Contrast::in_batch(&labels, self.tau, embeds.kind());
                 information::note(&mut terms, &embeds.unbind(0).iter().collect::<Vec<_>>(), &Samples::Batch(&in_batch));
-                contrast::mcl(&embeds, &in_batch, mimicry)
+                contrast::mcl(&embeds, &in_batch, soft_terms)
             }
-            (Some(bank), Some(drawn)) => {
-                let (banks, negatives, tau, recall) = (bank.recalled(drawn), self.options.negatives, self.tau, recall(mode));
-                let samples = Samples::Memory { banks: &banks, negatives, tau, recall };
+            Some(bank) => {
+                let (banks, negatives, tau, layout) = (bank.samples()?, self.options.negatives, self.tau, mode.bank_layout());
+                let samples = Samples::Memory { banks: &banks, negatives, tau, layout };
                 information::note(&mut terms, &embeds.unbind(0).iter().collect::<Vec<_>>(), &samples);
-                contrast::mcl_memory(&embeds, &banks, tau, mimicry, recall)
+                contrast::mcl_memory(&embeds, &banks, tau, soft_terms, layout)
             }
-            (Some(_), None) => return Err(Error::failed("mcl: losses were asked for before `prepare` drew contrast samples")),
         };
-        for (name, weight, value) in
-            [("vcl", alpha, parts.vcl), ("icl", alpha, parts.icl), ("soft_vcl", beta, parts.soft_vcl), ("soft_icl", beta, parts.soft_icl)]
-        {
-            terms.add(name, weight, value);
+        for ((name, value), weight) in parts.named().into_iter().zip([alpha, alpha, beta, beta]) {
+            terms.add(name, weight, value.shallow_clone());
         }
         match self.options.logit {
             Logit::None => {}

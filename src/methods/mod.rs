@@ -1,13 +1,13 @@
 //! Methods: what a cohort minimises. One file a method, one entry in `METHODS`.
 
 pub mod afd;
-pub mod baseline;
+mod baseline;
 pub mod ckd_mkt;
-pub mod dml;
+mod dml;
 pub mod ffsd;
 pub mod kdcl;
 pub mod l_mcl;
-pub mod mcl;
+mod mcl;
 pub mod okddip;
 pub mod one;
 pub mod parts;
@@ -43,49 +43,73 @@ pub const METHODS: &[MethodSpec] = &[
     l_mcl::SPEC,
 ];
 
+/// An entry of `METHODS`.
 pub struct MethodSpec {
+    /// Its name in recipes.
     pub name: &'static str,
     /// The paper it is from, for `list methods`.
     pub about: &'static str,
     /// What it needs and ships, in a few words, for `list methods`.
     pub needs: &'static str,
+    /// Sets of values for the keys that a recipe leaves out, name and TOML, beside "paper": the defaults.
+    presets: &'static [(&'static str, &'static str)],
     /// Reads its own options (the `[method]` table without `name`), refuses what it cannot do.
     pub build: fn(&Task, toml::Table) -> Result<Box<dyn Method>>,
 }
 
+impl MethodSpec {
+    /// What the key `preset` of its options may be.
+    pub fn presets(&self) -> impl Iterator<Item = &'static str> {
+        std::iter::once("paper").chain(self.presets.iter().map(|p| p.0))
+    }
+}
+
+/// The method of this name, or an error that lists those there are.
 pub fn find(name: &str) -> Result<&'static MethodSpec> {
     registry::find("method", name, METHODS, |m| m.name)
 }
 
 /// What a method may know about the job when it is built.
 pub struct Task<'a> {
+    /// The architectures of the recipe's networks.
     pub archs: &'a [&'static Arch],
+    /// How many classes the dataset has.
     pub classes: i64,
     /// The labels of the training split, in its order: memory banks key on them.
     pub train_labels: &'a [i64],
+    /// Images in a batch.
     pub batch: usize,
     /// The optimizer of the networks: a method's own modules usually follow it.
     pub rule: Rule,
+    /// The share of a label's weight that is spread over all classes.
     pub label_smoothing: f64,
     /// Images per class held out of the training split; 0 is none.
     pub holdout: usize,
+    /// Epochs of the recipe.
     pub epochs: usize,
+    /// Where the method's modules live.
     pub device: Device,
+    /// The precision of their weights.
     pub kind: Kind,
+    /// Decides their starting values.
     pub seed: u64,
 }
 
 /// One view shared by all peers, or one each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Views {
+    /// All peers see the same augmentation of an image.
     Shared,
+    /// Each peer sees an augmentation of its own.
     PerPeer,
 }
 
 /// What the trainer must provide.
 #[derive(Debug, Clone, Copy)]
 pub struct Needs {
+    /// How batches are drawn.
     pub sampling: Sampling,
+    /// How many augmentations of each image.
     pub views: Views,
     /// Auxiliary branches on every stage but the last.
     pub branches: bool,
@@ -111,20 +135,27 @@ impl Needs {
 /// Where a step stands.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
+    /// The epoch, from 0.
     pub epoch: usize,
     /// The batch within the epoch, from 0.
     pub batch: usize,
     /// Steps since the beginning of the run, from 0.
     pub step: usize,
+    /// The networks' learning rate in this step.
     pub lr: f64,
+    /// The seed of the run, for streams of random numbers.
     pub seed: u64,
 }
 
 /// Modules of the method's own, stepped from the same backward pass as the networks.
 pub struct Group {
+    /// Its name in checkpoints and for `Terms::add_apart`.
     pub name: &'static str,
+    /// What is stepped.
     pub params: Params,
+    /// How it is stepped.
     pub rule: Rule,
+    /// At which learning rate.
     pub rate: Rate,
     /// Stepped by the rows added for it alone (`Terms::add_apart`), from a backward pass of its own; may hold the networks' variables.
     pub apart: bool,
@@ -143,10 +174,16 @@ pub enum Rate {
     /// That of the networks.
     Networks,
     /// A base of its own, divided by 10 at each of these epochs.
-    Steps { base: f64, milestones: Vec<usize> },
+    Steps {
+        /// The rate of the first epoch.
+        base: f64,
+        /// Epochs, from 0, at which it is divided by 10.
+        milestones: Vec<usize>,
+    },
 }
 
 impl Rate {
+    /// The learning rate of a step.
     pub fn at(&self, clock: Clock) -> f64 {
         match self {
             Rate::Networks => clock.lr,
@@ -158,6 +195,7 @@ impl Rate {
 /// What `Method::epoch_start` did to the networks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
+    /// Nothing, or nothing that optimizers need to know of.
     Continued,
     /// They were initialised again: every optimizer starts afresh too.
     Anew,
@@ -168,19 +206,25 @@ pub type Batches<'a> = dyn Iterator<Item = Result<Batch>> + 'a;
 
 /// What a method sees after the networks were stepped.
 pub struct Stepped<'a> {
+    /// The networks, stepped.
     pub cohort: &'a mut Cohort,
     /// The cohort's parameters (networks and branches), in the optimizer's order.
     pub theta: &'a Params,
+    /// The batch of the step.
     pub batch: &'a Batch,
     /// The outputs the step was computed from (before the weights moved).
     pub outs: &'a [Outputs],
+    /// Where the step stands.
     pub clock: Clock,
 }
 
 /// A training method. `losses` may be evaluated many times on one batch (the bilevel scheme does): it changes nothing but the
 /// running statistics of normalisation layers, as a network's forward pass does.
 pub trait Method: Send {
-    fn needs(&self) -> Needs;
+    /// What the trainer must provide; by default shuffled batches, one view, no branches, nothing shared.
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
 
     /// Its options as resolved: every key with its value, as written to the run folder.
     fn options(&self) -> toml::Table;
@@ -206,7 +250,10 @@ pub trait Method: Send {
         Ok(())
     }
 
-    fn losses(&self, outs: &[Outputs], batch: &Batch, clock: Clock) -> Result<Terms>;
+    /// The terms to be minimised on a batch. A method that `mixes` writes `mixed_losses` alone: this is the same with nothing mixed.
+    fn losses(&self, outs: &[Outputs], batch: &Batch, clock: Clock) -> Result<Terms> {
+        self.mixed_losses(outs, outs, &batch.labels, batch, clock)
+    }
 
     /// Can it learn from mixed images (`mixed_losses`)?
     fn mixes(&self) -> bool {
@@ -219,6 +266,7 @@ pub trait Method: Send {
         Err(Error::failed("this method learns from unmixed images only"))
     }
 
+    /// Modules of its own that are trained with the networks.
     fn groups(&self, _cohort: &Cohort) -> Vec<Group> {
         vec![]
     }
@@ -249,19 +297,17 @@ pub trait Method: Send {
     }
 }
 
-/// Options as the recipe gives them, over the preset it names, over the defaults. Defaults (`preset = "paper"`) are the common
-/// protocol of the L-MCL paper's tables; `presets` are the others: name and TOML.
-fn read_options<T: DeserializeOwned>(mut table: toml::Table, presets: &[(&str, &str)]) -> Result<T> {
+/// Options as the recipe gives them, over the preset it names, over the defaults. `preset` names a set of values for the keys that a
+/// recipe leaves out. "paper" is the defaults, the common protocol of the L-MCL paper's tables; a method may have others: "original" for
+/// what its own authors did, "imagenet" for the L-MCL paper's numbers on another dataset.
+fn read_options<T: DeserializeOwned>(spec: &MethodSpec, mut table: toml::Table) -> Result<T> {
     if let Some(preset) = table.remove("preset") {
-        let known = || std::iter::once("paper").chain(presets.iter().map(|p| p.0));
-        let values = match (preset.as_str(), presets.iter().find(|p| preset.as_str() == Some(p.0))) {
+        let values = match (preset.as_str(), spec.presets.iter().find(|p| preset.as_str() == Some(p.0))) {
             (Some("paper"), _) => "",
             (_, Some((_, values))) => values,
             _ => {
-                return Err(Error::input(format!(
-                    "[method] preset = {preset}; accepted: {}",
-                    known().map(|k| format!("\"{k}\"")).collect::<Vec<_>>().join(", ")
-                )));
+                let accepted: Vec<String> = spec.presets().map(|name| format!("\"{name}\"")).collect();
+                return Err(Error::input(format!("[method] preset = {preset}; accepted: {}", accepted.join(", "))));
             }
         };
         for (key, value) in values.parse::<toml::Table>().expect("a preset is valid TOML") {
@@ -271,7 +317,7 @@ fn read_options<T: DeserializeOwned>(mut table: toml::Table, presets: &[(&str, &
     table.try_into().map_err(Error::options("method"))
 }
 
-/// For `Method::options`.
+/// Every key of the options with its value, for `Method::options`.
 fn resolved<T: Serialize>(options: &T) -> toml::Table {
     toml::Table::try_from(options).expect("plain options serialise")
 }
@@ -290,7 +336,7 @@ fn positive(key: &str, value: f64) -> Result<()> {
     }
 }
 
-/// Refuses weights below 0.
+/// Refuses weights that are not a number of 0 or more.
 fn weights(values: &[(&str, f64)]) -> Result<()> {
     match values.iter().find(|(_, value)| !(*value >= 0.0 && value.is_finite())) {
         Some((key, value)) => Err(Error::input(format!("[method] {key} = {value}; accepted: 0 or more"))),
@@ -298,12 +344,26 @@ fn weights(values: &[(&str, f64)]) -> Result<()> {
     }
 }
 
-/// Refuses cohorts that are too small.
-fn at_least(method: &str, count: usize, archs: &[&'static Arch], why: &str) -> Result<()> {
-    if archs.len() >= count {
+/// Refuses a whole number below `least`.
+fn count(key: &str, value: i64, least: i64) -> Result<()> {
+    if value >= least { Ok(()) } else { Err(Error::input(format!("[method] {key} = {value}; accepted: {least} or more"))) }
+}
+
+/// Refuses a momentum outside [0, 1).
+fn below_one(key: &str, value: f64) -> Result<()> {
+    if (0.0..1.0).contains(&value) {
         Ok(())
     } else {
-        Err(Error::input(format!("{method} needs {count} networks or more and [cohort] archs has {}: {why}", archs.len())))
+        Err(Error::input(format!("[method] {key} = {value}; accepted: 0 up to, but without, 1")))
+    }
+}
+
+/// Refuses cohorts of fewer than `least` networks.
+fn at_least(method: &str, least: usize, networks: usize, why: &str) -> Result<()> {
+    if networks >= least {
+        Ok(())
+    } else {
+        Err(Error::input(format!("{method} needs {least} networks or more and [cohort] archs has {networks}: {why}")))
     }
 }
 
@@ -316,6 +376,17 @@ fn one_architecture(method: &str, archs: &[&'static Arch], why: &str) -> Result<
             archs[0].name, other.name
         ))),
     }
+}
+
+/// How many stages the networks share where the option `branch` says that they are branches of one trunk: all but the last `own`, one at
+/// least. Independent networks share none.
+fn shared_trunk(method: &str, archs: &[&'static Arch], branch: bool, own: usize) -> Result<usize> {
+    if !branch {
+        return Ok(0);
+    }
+    let method = format!("{method} with branch = true");
+    one_architecture(&method, archs, "they are branches of one trunk; set method.branch=false for independent networks")?;
+    Ok(archs[0].depth.saturating_sub(own).max(1))
 }
 
 /// Refuses training images of which a class has one alone: batch mining draws two images of a class.

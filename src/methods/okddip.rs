@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use super::{
-    Clock, Group, Method, MethodSpec, Needs, Task, at_least, one_architecture, positive, rampup, read_options, resolved, task_rows, weights,
+    Clock, Group, Method, MethodSpec, Needs, Task, at_least, positive, rampup, read_options, resolved, shared_trunk, task_rows, weights,
 };
 use crate::cohort::{Cohort, Peer};
 use crate::data::Batch;
@@ -18,10 +18,11 @@ use crate::optim::{Rule, schedule::ramp};
 use crate::params::{Init, Params, Scope};
 use crate::rng;
 
-pub const SPEC: MethodSpec = MethodSpec {
+pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "okddip",
     about: "Online Knowledge Distillation with Diverse Peers (Chen et al. 2020)",
     needs: "one architecture, all stages but the last shared (branch = false: independent), M >= 3; ships the leader (the last network), then the peers",
+    presets: PRESETS,
     build,
 };
 
@@ -59,20 +60,18 @@ struct Okddip {
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
-    let mut options: Options = read_options(options, PRESETS)?;
+    let mut options: Options = read_options(&SPEC, options)?;
     let rampup = *options.rampup.get_or_insert(rampup(task.epochs));
     positive("temperature", options.temperature)?;
     weights(&[("weight", options.weight)])?;
     at_least(
         "okddip",
         3,
-        task.archs,
+        task.archs.len(),
         "the last one leads, and with a single peer to learn from its target would be that peer's own prediction",
     )?;
     let arch = task.archs[0];
-    if options.branch {
-        one_architecture("okddip", task.archs, "they are branches of one trunk; set method.branch=false for independent networks")?;
-    }
+    let shared_stages = shared_trunk("okddip", task.archs, options.branch, 1)?;
     let peers = &task.archs[..task.archs.len() - 1];
     if let Some(other) = peers.iter().find(|a| a.dim != arch.dim) {
         return Err(Error::input(format!(
@@ -84,7 +83,6 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
     let projection =
         |name: &str| Linear::with_init(scope.sub(name), arch.dim, arch.dim / 8, Init::Uniform(1.0 / (arch.dim as f64).sqrt()), None);
     let (query, key) = (projection("query"), projection("key"));
-    let shared_stages = if options.branch { arch.depth - 1 } else { 0 };
     Ok(Box::new(Okddip {
         options,
         rampup,

@@ -19,10 +19,11 @@ use crate::optim::{Rule, schedule::ramp};
 use crate::params::{Params, Scope};
 use crate::rng;
 
-pub const SPEC: MethodSpec = MethodSpec {
+pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "one",
     about: "On-the-Fly Native Ensemble (Lan et al. 2018)",
     needs: "one architecture, all stages but the last shared, M >= 2; ships every branch with the trunk",
+    presets: PRESETS,
     build,
 };
 
@@ -56,10 +57,10 @@ struct One {
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
-    let options: Options = read_options(options, PRESETS)?;
+    let options: Options = read_options(&SPEC, options)?;
     positive("temperature", options.temperature)?;
     weights(&[("weight", options.weight)])?;
-    at_least("one", 2, task.archs, "the ensemble is made of branches")?;
+    at_least("one", 2, task.archs.len(), "the ensemble is made of branches")?;
     one_architecture("one", task.archs, "they are branches of one trunk")?;
     let (arch, branches) = (task.archs[0], task.archs.len() as i64);
     let shared_stages = arch.depth - 1;

@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use super::{
-    Batches, Clock, Group, Method, MethodSpec, Needs, Start, Stepped, Task, Views, at_least, one_architecture, positive, rampup,
-    read_options, resolved, task_rows, weights,
+    Batches, Clock, Group, Method, MethodSpec, Needs, Start, Stepped, Task, Views, at_least, below_one, positive, rampup, read_options,
+    resolved, shared_trunk, task_rows, weights,
 };
 use crate::cohort::{Cohort, Peer};
 use crate::data::Batch;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::losses::logit;
 use crate::losses::terms::Terms;
 use crate::nets::Outputs;
@@ -20,10 +20,11 @@ use crate::optim::{Rule, schedule::ramp};
 use crate::params::{Named, Params, Scope};
 use crate::rng;
 
-pub const SPEC: MethodSpec = MethodSpec {
+pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "pcl",
     about: "Peer Collaborative Learning (Wu and Gong 2021)",
     needs: "one architecture: all stages but the last shared; several: independent networks; M >= 2, a view each; ships the mean teachers",
+    presets: PRESETS,
     build,
 };
 
@@ -65,23 +66,14 @@ struct Pcl {
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
-    let mut options: Options = read_options(options, PRESETS)?;
+    let mut options: Options = read_options(&SPEC, options)?;
     let rampup = *options.rampup.get_or_insert(rampup(task.epochs));
     let branch = *options.branch.get_or_insert(task.archs.iter().all(|a| a.name == task.archs[0].name));
     positive("temperature", options.temperature)?;
     weights(&[("weight", options.weight)])?;
-    if !(0.0..1.0).contains(&options.momentum) {
-        return Err(Error::input(format!("[method] momentum = {}; accepted: 0 up to, but without, 1", options.momentum)));
-    }
-    at_least("pcl", 2, task.archs, "a network learns from the mean teachers of its peers")?;
-    if branch {
-        one_architecture(
-            "pcl with branch = true",
-            task.archs,
-            "they are branches of one trunk; set method.branch=false for independent networks",
-        )?;
-    }
-    let shared_stages = if branch { task.archs[0].depth - 1 } else { 0 };
+    below_one("momentum", options.momentum)?;
+    at_least("pcl", 2, task.archs.len(), "a network learns from the mean teachers of its peers")?;
+    let shared_stages = shared_trunk("pcl", task.archs, branch, 1)?;
     let scope = Scope::root(rng::derive(task.seed, "pcl", 0), task.device, task.kind);
     let ensemble = Linear::new(scope.sub("ensemble"), task.archs.iter().map(|a| a.dim).sum(), task.classes);
     let teachers = Cohort::new(task.archs, task.classes, false, shared_stages, 1, task.device, task.kind, task.seed);

@@ -15,25 +15,26 @@ use crate::system::ranks;
 pub enum Hvp {
     /// A second backward pass through the first.
     Exact,
-    /// A central difference of gradients, with the objective's constants held (`Held`).
+    /// A central difference of gradients, with the objective's constants as they were remembered (`Constants::Remembered`).
     Difference,
 }
 
 /// The adjoint of SGD's momentum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Adjoint {
+    /// As the chain rule has it.
     Exact,
     /// The released code lacks the weight decay's factor on the momentum's adjoint, which matters when both are in use.
     Released,
 }
 
-/// What is left of the unroll when the hypergradient is known.
+/// What becomes of buffers (running statistics) when the hypergradient is known. Variables are always as before, to the bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Leave {
-    /// Nothing: variables and buffers are as before, to the bit.
-    Nothing,
+pub enum Buffers {
+    /// They too are as before, to the bit.
+    Restored,
     /// The released code evaluates the first objective once more after its rollback, so buffers keep one update from it.
-    OneUpdate,
+    OneUpdateKept,
 }
 
 /// The inner optimizer, plain SGD from an empty momentum, and how to differentiate through it.
@@ -41,25 +42,31 @@ pub enum Leave {
 pub struct Unroll {
     /// Inner steps on objectives 0 .. steps; objective(steps) is the outer one.
     pub steps: usize,
+    /// The learning rate of the inner steps.
     pub lr: f64,
+    /// Momentum of the inner steps.
     pub momentum: f64,
+    /// Weight decay of the inner steps, added to the gradient.
     pub weight_decay: f64,
+    /// How Hessian-vector products are taken.
     pub hvp: Hvp,
+    /// The adjoint of the momentum.
     pub adjoint: Adjoint,
-    pub leave: Leave,
+    /// What becomes of buffers.
+    pub buffers: Buffers,
 }
 
-/// What an objective does with quantities it holds constant (soft targets).
+/// Where an objective takes the quantities from that it holds constant while it is differentiated (soft targets).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Held {
-    /// Take them at the present theta and remember them for this step.
+pub enum Constants {
+    /// They are taken at the present theta and remembered for this step.
     Fresh,
-    /// Use those remembered for this step. With `Hvp::Exact` these evaluations, and no others, are differentiated twice.
+    /// They are those remembered for this step. With `Hvp::Exact` these evaluations, and no others, are differentiated twice.
     Remembered,
 }
 
 /// An objective's value at the present theta: which step it belongs to, and where its constants come from.
-pub type Objective<'a> = dyn FnMut(usize, Held) -> Result<Tensor> + 'a;
+pub type Objective<'a> = dyn FnMut(usize, Constants) -> Result<Tensor> + 'a;
 
 /// Length of the difference's step as a part of theta's. Not small: a network of ReLUs has kinks, whose error grows as the step shrinks.
 const REACH: f64 = 0.02;
@@ -73,7 +80,7 @@ pub fn hypergradient(theta: &Params, pi: &[Tensor], unroll: Unroll, objective: &
     let result = run(theta, &vars, pi, unroll, objective);
     theta.restore(&start);
     let (dpi, buffers) = result?;
-    if unroll.leave == Leave::OneUpdate {
+    if unroll.buffers == Buffers::OneUpdateKept {
         let _guard = tch::no_grad_guard();
         for ((_, live), seen) in theta.buffers.iter().zip(&buffers) {
             live.shallow_clone().copy_(seen);
@@ -89,7 +96,7 @@ fn run(theta: &Params, vars: &[Tensor], pi: &[Tensor], unroll: Unroll, objective
     let mut velocity: Option<Vec<Tensor>> = None;
     let mut buffers = vec![];
     for k in 0..steps {
-        let gradient = ranks::mean(grads(&objective(k, Held::Fresh)?, vars, false));
+        let gradient = ranks::mean(grads(&objective(k, Constants::Fresh)?, vars, false));
         let _guard = tch::no_grad_guard();
         if k == 0 {
             buffers = theta.buffers.iter().map(|(_, t)| t.copy()).collect();
@@ -106,7 +113,7 @@ fn run(theta: &Params, vars: &[Tensor], pi: &[Tensor], unroll: Unroll, objective
         velocity = (momentum != 0.0).then_some(update);
     }
     // u and s: the adjoints of theta_k and of the velocity.
-    let mut u = ranks::mean(grads(&objective(steps, Held::Fresh)?, vars, false));
+    let mut u = ranks::mean(grads(&objective(steps, Constants::Fresh)?, vars, false));
     let mut s: Vec<Tensor> = u.iter().map(Tensor::zeros_like).collect();
     let mut dpi: Vec<Tensor> = pi.iter().map(Tensor::zeros_like).collect();
     for k in (0..steps).rev() {
@@ -139,7 +146,7 @@ struct Products {
 }
 
 fn exact(k: usize, vars: &[Tensor], pi: &[Tensor], c: &[Tensor], for_theta: bool, objective: &mut Objective) -> Result<Products> {
-    let loss = objective(k, Held::Remembered)?;
+    let loss = objective(k, Constants::Remembered)?;
     let raw = Tensor::run_backward(&[&loss], vars, true, true);
     // What the loss does not reach has no gradient to differentiate again.
     let dots: Vec<Tensor> = raw.iter().zip(c).filter(|(g, _)| g.defined() && g.requires_grad()).map(|(g, c)| (g * c).sum(None)).collect();
@@ -175,7 +182,7 @@ fn difference(
     let inputs: Vec<Tensor> = pi.iter().chain(vars.iter().filter(|_| for_theta)).map(Tensor::shallow_clone).collect();
     let mut side = |eps: f64| -> Result<Vec<Tensor>> {
         tch::no_grad(|| vars.iter().zip(at.iter().zip(c)).for_each(|(var, (at, c))| var.shallow_clone().copy_(&(at + c * eps))));
-        let loss = objective(k, Held::Remembered)?;
+        let loss = objective(k, Constants::Remembered)?;
         // An objective that pi does not enter, with nothing else asked for.
         if !loss.requires_grad() {
             Ok(inputs.iter().map(Tensor::zeros_like).collect())

@@ -1,4 +1,4 @@
-//! SGD and AdamW whose state can be saved and resumed to the bit, which tch's own optimizers cannot.
+//! SGD, Adam and AdamW whose state can be saved and resumed to the bit, which tch's own optimizers cannot.
 
 use tch::Tensor;
 
@@ -8,11 +8,32 @@ use crate::params::{Named, Params};
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Rule {
     /// Weight decay is added to the gradient, for every parameter.
-    Sgd { momentum: f64, weight_decay: f64, nesterov: bool },
+    Sgd {
+        /// The share of the last update that stays.
+        momentum: f64,
+        /// The factor on a parameter that is added to its gradient.
+        weight_decay: f64,
+        /// Look ahead by one momentum step, as torch does it.
+        nesterov: bool,
+    },
     /// Weight decay is coupled (added to the gradient), as `torch.optim.Adam`.
-    Adam { betas: (f64, f64), eps: f64, weight_decay: f64 },
+    Adam {
+        /// Decay of the first and the second moment.
+        betas: (f64, f64),
+        /// Added to the denominator.
+        eps: f64,
+        /// The factor on a parameter that is added to its gradient.
+        weight_decay: f64,
+    },
     /// Weight decay is decoupled, and left out for vectors and tables of positions (`decays`), as Swin is trained.
-    AdamW { betas: (f64, f64), eps: f64, weight_decay: f64 },
+    AdamW {
+        /// Decay of the first and the second moment.
+        betas: (f64, f64),
+        /// Added to the denominator.
+        eps: f64,
+        /// Times the learning rate, the share of a parameter that each step takes off.
+        weight_decay: f64,
+    },
 }
 
 /// Does AdamW's weight decay reach this variable? Not norms, biases and relative position tables.
@@ -22,7 +43,7 @@ fn decays(name: &str, var: &Tensor) -> bool {
 
 /// A rule and its state for one list of parameters, in their order.
 pub struct Optimizer {
-    pub rule: Rule,
+    rule: Rule,
     names: Vec<String>,
     decayed: Vec<bool>,
     /// Momentum buffers, or Adam's first moments.
@@ -34,6 +55,7 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
+    /// No step taken yet; `params` are what `step` will be given.
     pub fn new(rule: Rule, params: &Params) -> Optimizer {
         let _guard = tch::no_grad_guard();
         let zeros = || params.vars.iter().map(|(_, t)| t.zeros_like()).collect();
@@ -106,7 +128,7 @@ impl Optimizer {
     }
 
     /// As if no step had been taken.
-    pub fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         let _guard = tch::no_grad_guard();
         let _ = self.steps.zero_();
         self.first.iter_mut().chain(&mut self.second).for_each(|t| drop(t.zero_()));

@@ -6,7 +6,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Schedule {
+    /// Half a cosine from the base towards 0.
     Cosine,
+    /// The base throughout.
     Constant,
     /// Divided by 10 at each of these epochs.
     Steps(Vec<usize>),

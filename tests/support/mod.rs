@@ -1,6 +1,8 @@
 //! What several test files use: the built binaries on a small recipe, and the engine of a training step without them.
 #![allow(dead_code)]
 
+pub mod method_tests;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 

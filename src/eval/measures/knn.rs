@@ -14,6 +14,7 @@ use crate::eval::network::{PeerChoice, SubjectArgs};
 use crate::eval::protocol::{HowArgs, require};
 use crate::eval::record::{self, Record};
 use crate::eval::score::Score;
+use crate::losses::unit::Norm;
 use crate::report::{Cell, Table};
 
 pub const ABOUT: &str = "Classify by nearest neighbours in frozen features";
@@ -49,8 +50,7 @@ const MAX_SIMILARITIES: i64 = 32_000_000;
 /// Class scores of every test row for each k: one tensor [N, C] a k.
 pub fn scores(train: &Features, test: &Features, ks: &[i64], temperature: f64, classes: i64) -> Vec<Tensor> {
     let _guard = tch::no_grad_guard();
-    let unit = |x: &Tensor| x / x.norm_scalaropt_dim(2.0, [1i64], true).clamp_min(1e-12);
-    let (base, queries) = (unit(&train.x), unit(&test.x));
+    let (base, queries) = (Norm::Guarded.apply(&train.x), Norm::Guarded.apply(&test.x));
     let labels = train.labels();
     let most = ks.iter().copied().max().unwrap_or(1).min(base.size()[0]);
     let rows = (MAX_SIMILARITIES / base.size()[0]).max(1);

@@ -7,13 +7,15 @@ use crate::params::Scope;
 
 /// Linear, ReLU, Linear, softmax over the stages.
 pub struct Gate {
+    /// From the concatenated features to the middle layer.
     pub first: Linear,
+    /// From the middle layer to a score for each stage.
     pub second: Linear,
 }
 
 impl Gate {
     /// For `stages` features of width `width`; the middle layer is as wide as one feature.
-    pub fn new(scope: Scope, stages: i64, width: i64) -> Gate {
+    pub(crate) fn new(scope: Scope, stages: i64, width: i64) -> Gate {
         Gate { first: Linear::new(scope.sub(0), stages * width, width), second: Linear::new(scope.sub(2), width, stages) }
     }
 

@@ -4,8 +4,11 @@ use rand::Rng as _;
 use rand_distr::{Distribution, StandardNormal};
 use tch::{Device, Kind, Tensor};
 
+use super::super::Clock;
+use crate::data::Batch;
 use crate::error::{Error, Result};
-use crate::losses::contrast::Recall;
+use crate::losses::contrast::BankLayout;
+use crate::losses::unit::Norm;
 use crate::params::Named;
 use crate::rng;
 use crate::system::ranks;
@@ -17,8 +20,10 @@ const MOMENTUM: f64 = 0.5;
 pub struct MemoryBank {
     tables: Vec<Tensor>,
     slots: Slots,
-    recall: Recall,
+    layout: BankLayout,
     negatives: usize,
+    /// The contrast samples of the batch under way, from `prepare` on.
+    drawn: Option<Draw>,
 }
 
 enum Slots {
@@ -36,70 +41,98 @@ pub struct Draw {
     pub usable: Option<Tensor>,
 }
 
-/// Where a bank lives and how it starts.
-pub struct Ground<'a> {
+/// What a bank is made from.
+pub struct BankSetup<'a> {
+    /// How many networks have a table.
     pub networks: usize,
+    /// d, the width of embeddings.
     pub dim: i64,
+    /// K: how many contrast samples of other classes are drawn for an anchor.
     pub negatives: usize,
-    pub recall: Recall,
+    /// What is drawn for an anchor, and how the tables start.
+    pub layout: BankLayout,
+    /// The classes of the training images, in their order.
     pub labels: &'a [i64],
+    /// Where the tables are kept.
     pub device: Device,
+    /// The precision of the tables.
     pub kind: Kind,
+    /// Decides the starting values.
     pub seed: u64,
 }
 
 impl MemoryBank {
     /// A slot for every image of the training split.
-    pub fn index(ground: Ground) -> Result<MemoryBank> {
-        let classes = ground.labels.iter().max().map_or(0, |&c| c as usize + 1);
+    pub fn index(setup: BankSetup) -> Result<MemoryBank> {
+        let classes = setup.labels.iter().max().map_or(0, |&c| c as usize + 1);
         let mut mates = vec![vec![]; classes];
-        for (i, &class) in ground.labels.iter().enumerate() {
+        for (i, &class) in setup.labels.iter().enumerate() {
             mates[class as usize].push(i as i64);
         }
-        if ground.recall == Recall::Paper
+        if setup.layout == BankLayout::Paper
             && let Some(class) = mates.iter().position(|m| m.len() == 1)
         {
             return Err(Error::input(format!(
                 "class {class} has one training image: memory mining needs a positive beside the anchor, so two of each class"
             )));
         }
-        let labels = ground.labels.to_vec();
-        MemoryBank::new(&ground, ground.labels.len(), Slots::Index { labels, mates })
+        let labels = setup.labels.to_vec();
+        MemoryBank::new(&setup, setup.labels.len(), Slots::Index { labels, mates })
     }
 
     /// The last `length` images. It starts as if it had seen all classes in turn.
-    pub fn queue(ground: Ground, length: usize, batch: usize) -> Result<MemoryBank> {
-        let classes = ground.labels.iter().max().map_or(0, |&c| c + 1);
+    pub fn queue(setup: BankSetup, length: usize, batch: usize) -> Result<MemoryBank> {
+        let classes = setup.labels.iter().max().map_or(0, |&c| c + 1);
         if length < batch.max(classes as usize) {
             return Err(Error::input(format!(
-                "[method] queue_length = {length}: need at least the batch ({batch}) and the number of classes ({classes})"
+                "[method] queue_length = {length}; accepted: at least the batch ({batch}) and the number of classes ({classes})"
             )));
         }
         let labels = Tensor::from_slice(&(0..length as i64).map(|i| i % classes).collect::<Vec<_>>());
-        MemoryBank::new(&ground, length, Slots::Queue { labels, next: Tensor::from(0i64) })
+        MemoryBank::new(&setup, length, Slots::Queue { labels, next: Tensor::from(0i64) })
     }
 
-    fn new(ground: &Ground, rows: usize, slots: Slots) -> Result<MemoryBank> {
-        let first = ground.labels.first().copied();
-        if ground.labels.iter().all(|&c| Some(c) == first) {
+    fn new(setup: &BankSetup, rows: usize, slots: Slots) -> Result<MemoryBank> {
+        let first = setup.labels.first().copied();
+        if setup.labels.iter().all(|&c| Some(c) == first) {
             return Err(Error::input("memory mining needs training images of at least two classes"));
         }
-        let tables = (0..ground.networks).map(|m| {
-            let mut rng = rng::stream(ground.seed, "bank", &[m as u64]);
-            let count = rows * ground.dim as usize;
-            let values: Vec<f32> = match ground.recall {
-                Recall::Paper => (0..count).map(|_| StandardNormal.sample(&mut rng)).collect(),
+        let tables = (0..setup.networks).map(|m| {
+            let mut rng = rng::stream(setup.seed, "bank", &[m as u64]);
+            let count = rows * setup.dim as usize;
+            let values: Vec<f32> = match setup.layout {
+                BankLayout::Paper => (0..count).map(|_| StandardNormal.sample(&mut rng)).collect(),
                 // Expected length 1, as the released code starts.
-                Recall::Released => {
-                    let bound = (3.0 / ground.dim as f32).sqrt();
+                BankLayout::Released => {
+                    let bound = (3.0 / setup.dim as f32).sqrt();
                     (0..count).map(|_| rng.gen_range(-bound..bound)).collect()
                 }
             };
-            let table = Tensor::from_slice(&values).view([rows as i64, ground.dim]).to_kind(ground.kind);
-            let table = if ground.recall == Recall::Paper { unit(&table) } else { table };
-            table.to_device(ground.device)
+            let table = Tensor::from_slice(&values).view([rows as i64, setup.dim]).to_kind(setup.kind);
+            let table = if setup.layout == BankLayout::Paper { Norm::Guarded.apply(&table) } else { table };
+            table.to_device(setup.device)
         });
-        Ok(MemoryBank { tables: tables.collect(), slots, recall: ground.recall, negatives: ground.negatives })
+        Ok(MemoryBank { tables: tables.collect(), slots, layout: setup.layout, negatives: setup.negatives, drawn: None })
+    }
+
+    /// Draws the contrast samples of the batch under way, for `samples`. One step and one noise number of the batch give one draw.
+    pub(crate) fn prepare(&mut self, batch: &Batch, clock: Clock) -> Result<()> {
+        let mut rng = rng::stream(clock.seed, "contrast", &[clock.step as u64, batch.noise]);
+        self.drawn = Some(self.draw(&batch.labels, &batch.index, &mut rng)?);
+        Ok(())
+    }
+
+    /// What each network remembers of the contrast samples of the batch under way, M x [B, K', d].
+    pub(crate) fn samples(&self) -> Result<Vec<Tensor>> {
+        match &self.drawn {
+            Some(draw) => Ok(self.look_up(draw)),
+            None => Err(Error::failed("losses were asked for before `prepare` drew contrast samples from the memory bank")),
+        }
+    }
+
+    /// 0 for the anchors of the batch under way that have no positive or no negative in a queue, else 1; None where all have. `[B]`.
+    pub(crate) fn usable(&self) -> Option<&Tensor> {
+        self.drawn.as_ref()?.usable.as_ref()
     }
 
     /// Draws the contrast samples of a batch: positives, then negatives of other classes with replacement. `labels`, `index`: `[B]`.
@@ -110,10 +143,10 @@ impl MemoryBank {
         match &self.slots {
             Slots::Index { labels: all, mates } => {
                 for (&class, &own) in labels.iter().zip(&index) {
-                    if self.recall == Recall::Released {
+                    if self.layout == BankLayout::Released {
                         columns.push(own);
                     }
-                    columns.push(positive(&mates[class as usize], (self.recall == Recall::Paper).then_some(own), rng));
+                    columns.push(positive(&mates[class as usize], (self.layout == BankLayout::Paper).then_some(own), rng));
                     self.push_negatives(&mut columns, all, class, rng);
                 }
             }
@@ -151,7 +184,7 @@ impl MemoryBank {
     }
 
     /// What each network remembers of the drawn samples, M x [B, K', d]. Never part of a graph.
-    pub fn recalled(&self, draw: &Draw) -> Vec<Tensor> {
+    pub fn look_up(&self, draw: &Draw) -> Vec<Tensor> {
         let size = draw.columns.size();
         self.tables.iter().map(|table| table.index_select(0, &draw.columns.flatten(0, 1)).view([size[0], size[1], -1])).collect()
     }
@@ -166,7 +199,7 @@ impl MemoryBank {
                 let index = index.to_device(self.tables[0].device());
                 for (table, fresh) in self.tables.iter_mut().zip(&embeds) {
                     let mixed = table.index_select(0, &index) * MOMENTUM + fresh.detach() * (1.0 - MOMENTUM);
-                    let _ = table.index_copy_(0, &index, &unit(&mixed));
+                    let _ = table.index_copy_(0, &index, &Norm::Guarded.apply(&mixed));
                 }
             }
             Slots::Queue { labels: held, next } => {
@@ -182,6 +215,7 @@ impl MemoryBank {
         }
     }
 
+    /// Handles onto the tables (and a queue's classes and next place): saving reads them, resuming writes through them.
     pub fn state(&self) -> Named {
         let mut state: Named = self.tables.iter().enumerate().map(|(m, t)| (format!("bank.{m}"), t.shallow_clone())).collect();
         if let Slots::Queue { labels, next } = &self.slots {
@@ -206,8 +240,4 @@ fn positive(mates: &[i64], except: Option<i64>, rng: &mut rng::Rng) -> i64 {
 
 fn numbers(t: &Tensor) -> Result<Vec<i64>> {
     Ok(Vec::<i64>::try_from(t.to_device(Device::Cpu))?) // on the CPU: labels and places are drawn from there
-}
-
-fn unit(t: &Tensor) -> Tensor {
-    t / t.norm_scalaropt_dim(2.0, [-1i64].as_slice(), true)
 }

@@ -2,15 +2,16 @@
 
 use tch::Tensor;
 
-use super::projector::Norm;
 use crate::losses::contrast::Pairs;
+use crate::losses::unit::Norm;
 use crate::nets::layers::{Layer, Linear, Pass};
 use crate::params::{Init, Scope};
 
 /// One projection xi for each layer of each network, in the order of the embeddings.
 pub struct MetaNetwork {
+    /// xi, one a layer of a network.
     pub projections: Vec<Linear>,
-    pub norm: Norm,
+    norm: Norm,
 }
 
 impl MetaNetwork {
@@ -21,7 +22,7 @@ impl MetaNetwork {
     }
 
     /// With bias, on raw pooled features of each layer's width: the released code.
-    pub fn on_features(scopes: Vec<Scope>, widths: &[i64], dim: i64, norm: Norm) -> MetaNetwork {
+    pub(crate) fn on_features(scopes: Vec<Scope>, widths: &[i64], dim: i64, norm: Norm) -> MetaNetwork {
         MetaNetwork { projections: scopes.into_iter().zip(widths).map(|(scope, &width)| Linear::new(scope, width, dim)).collect(), norm }
     }
 

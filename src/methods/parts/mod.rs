@@ -1,7 +1,8 @@
 //! Bricks that several methods are put together from.
 
 pub mod gate;
-pub mod information;
+pub(crate) mod information;
 pub mod memory_bank;
 pub mod meta_network;
+pub mod mode;
 pub mod projector;
