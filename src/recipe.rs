@@ -22,6 +22,14 @@ pub struct Recipe {
     pub save: Save,
 }
 
+impl Default for Recipe {
+    /// The paper's CIFAR-100 protocol (section 4.1) with L-MCL.
+    fn default() -> Recipe {
+        let method = Table::from_iter([("name".to_string(), DEFAULT_METHOD.into())]);
+        Recipe { data: Data::default(), cohort: CohortTable::default(), train: Train::default(), method, save: Save::default() }
+    }
+}
+
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Data {
@@ -162,6 +170,8 @@ impl Default for Save {
     }
 }
 
+/// What a recipe trains with where it does not say.
+const DEFAULT_METHOD: &str = "l_mcl";
 const SECTIONS: [&str; 5] = ["data", "cohort", "train", "method", "save"];
 
 impl Recipe {
@@ -196,7 +206,7 @@ impl Recipe {
             }
         }
         let mut method: Table = section(&mut table, "method")?;
-        method.entry("name").or_insert_with(|| "l_mcl".into());
+        method.entry("name").or_insert_with(|| DEFAULT_METHOD.into());
         let name = method["name"]
             .as_str()
             .ok_or_else(|| format!("[method] name = {}; accepted: {}", method["name"], methods.join(", ")))?

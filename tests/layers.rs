@@ -22,7 +22,7 @@ const MAY_USE: &[(&str, &str)] = &[
     ("data", "error pickle registry rng system"),
     ("weights", "error files nets params pickle"),
     ("cohort", "data nets params rng system"),
-    ("methods", "cohort data error losses nets optim params registry rng system"),
+    ("methods", "cohort data error losses nets optim params recipe registry rng system"),
     ("train", "cohort data error extractor files losses methods nets optim params recipe rng run system weights"),
     ("eval", "data error extractor files methods nets params recipe report rng run system train weights"),
     ("export", "commands data error eval files nets params registry rng weights"),

@@ -6,10 +6,11 @@ use mcl::error::Result;
 use mcl::losses::contrast::Recall;
 use mcl::methods::parts::memory_bank::{Ground, MemoryBank};
 use mcl::rng;
+use mcl::system::ranks::Ranks;
 use tch::{Device, Kind, Tensor};
 
 fn ground(labels: &[i64], dim: i64, negatives: usize, recall: Recall) -> Ground<'_> {
-    Ground { networks: 2, dim, negatives, recall, labels, device: Device::Cpu, kind: Kind::Float, seed: 5 }
+    Ground { networks: 2, dim, negatives, recall, labels, device: Device::Cpu, kind: Kind::Float, seed: 5, ranks: Ranks::ALONE }
 }
 
 fn table(bank: &MemoryBank, name: &str) -> Tensor {

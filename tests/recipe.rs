@@ -97,7 +97,7 @@ fn only_epochs_and_save_may_differ_on_resume() {
 /// Every recipe we ship is read and refers to things that exist.
 #[test]
 fn shipped_recipes_are_valid() {
-    let methods: Vec<&str> = mcl::methods::METHODS.iter().map(|m| m.name).collect();
+    let methods = mcl::methods::names();
     let mut count = 0;
     for entry in std::fs::read_dir("protocols/pretrain").unwrap() {
         let path = entry.unwrap().path();

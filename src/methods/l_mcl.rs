@@ -25,7 +25,7 @@ use crate::optim::{Optimizer, Rule};
 use crate::params::{Named, Params, Scope};
 use crate::rng;
 use crate::system::device::Precision;
-use crate::system::ranks;
+use crate::system::ranks::Ranks;
 
 pub const SPEC: MethodSpec = MethodSpec {
     name: "l_mcl",
@@ -236,6 +236,7 @@ pub struct Setting<'a> {
     pub device: Device,
     pub kind: Kind,
     pub seed: u64,
+    pub ranks: Ranks,
 }
 
 /// The method with its modules. Embeddings of all networks and stages stand in one list, network by network.
@@ -259,6 +260,7 @@ pub struct LMcl {
     rule: Rule,
     /// Label smoothing of the task terms.
     smoothing: f64,
+    ranks: Ranks,
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
@@ -272,6 +274,7 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
         device: task.device,
         kind: task.kind,
         seed: task.seed,
+        ranks: task.ranks,
     };
     Ok(Box::new(LMcl { smoothing: task.label_smoothing, ..LMcl::new(options, &setting)? }))
 }
@@ -350,6 +353,7 @@ impl LMcl {
             device: setting.device,
             kind: setting.kind,
             seed: setting.seed,
+            ranks: setting.ranks,
         };
         let bank = match options.mining() {
             Mining::Batch => {
@@ -373,6 +377,7 @@ impl LMcl {
             drawn: None,
             rule: setting.rule,
             smoothing: 0.0,
+            ranks: setting.ranks,
             options,
         })
     }
@@ -402,17 +407,17 @@ impl LMcl {
     fn see(&self, outs: &[Outputs], batch: &Batch) -> Seen {
         let own = Seen { embeds: self.embed(outs), feats: self.meta_feats(outs), labels: batch.labels.shallow_clone() };
         // A bank holds all ranks' images already.
-        if self.bank.is_some() || !ranks::gathers() {
+        if self.bank.is_some() || !self.ranks.gather_negatives() {
             return own;
         }
         // The embeddings are of one width, the features are not: one exchange each.
-        let embeds = ranks::for_contrast(&Tensor::stack(&own.embeds, 0), 1).unbind(0);
+        let embeds = self.ranks.for_contrast(&Tensor::stack(&own.embeds, 0), 1).unbind(0);
         let widths: Vec<i64> = own.feats.iter().map(|f| f.size()[1]).collect();
         let feats = match own.feats.is_empty() {
             true => vec![],
-            false => ranks::for_contrast(&Tensor::cat(&own.feats, 1), 0).split_with_sizes(&widths, 1),
+            false => self.ranks.for_contrast(&Tensor::cat(&own.feats, 1), 0).split_with_sizes(&widths, 1),
         };
-        Seen { embeds, feats, labels: ranks::for_contrast(&own.labels, 0) }
+        Seen { embeds, feats, labels: self.ranks.for_contrast(&own.labels, 0) }
     }
 
     fn meta_feats(&self, outs: &[Outputs]) -> Vec<Tensor> {
@@ -542,6 +547,7 @@ impl LMcl {
             hvp,
             adjoint: if reference { Adjoint::Released } else { Adjoint::Exact },
             leave: if reference { Leave::OneUpdate } else { Leave::Nothing },
+            ranks: self.ranks,
         };
         let theta = theta.chain(&self.head_params.prefixed("heads."));
         let mut held: Vec<Option<Frozen>> = (0..inner).map(|_| None).collect();
@@ -619,7 +625,7 @@ impl Method for LMcl {
             let mut rng = rng::stream(clock.seed, "contrast", &[clock.step as u64, batch.noise]);
             self.drawn = Some(bank.draw(&batch.labels, &batch.index, &mut rng)?);
         } else if self.contrastive() {
-            let labels = ranks::for_contrast(&batch.labels, 0);
+            let labels = self.ranks.for_contrast(&batch.labels, 0);
             let mates = labels.unsqueeze(1).eq_tensor(&labels.unsqueeze(0)).sum_dim_intlist(1i64, false, Kind::Int64);
             if mates.min().int64_value(&[]) < 2 {
                 return Err(Error::failed(
@@ -695,11 +701,11 @@ impl Method for LMcl {
         self.meta.is_some() && self.contrastive() && clock.batch.is_multiple_of(self.options.meta_every())
     }
 
-    fn after_step(&mut self, stepped: Stepped<'_>) -> Result<Vec<(String, f64)>> {
+    fn after_step(&mut self, stepped: Stepped<'_>) -> Result<()> {
         if self.meta_due(stepped.clock) {
             self.meta_step(stepped)?;
         }
-        Ok(vec![])
+        Ok(())
     }
 
     fn remarks(&self, means: &[(String, f64)]) -> Vec<String> {

@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 
 use crate::extractor::Answer;
 use crate::run::Row;
-use crate::system::ranks;
+use crate::system::ranks::Ranks;
 
 /// Means over an epoch. Values stay on their device as detached tensors until somebody looks.
 #[derive(Default)]
@@ -102,10 +102,10 @@ impl CohortAccuracy {
     }
 
     /// Adds up what every rank counted on its part of a split.
-    pub fn over_ranks(&mut self) {
+    pub fn over_ranks(&mut self, ranks: Ranks) {
         let mut all: Vec<&mut Accuracy> = self.stages.iter_mut().flatten().chain([&mut self.ensemble]).collect();
         let counted: Vec<u64> = all.iter().flat_map(|a| [a.top1, a.top5, a.count]).collect();
-        let sums = ranks::total(&counted);
+        let sums = ranks.sum_counts(&counted);
         all.iter_mut().zip(sums.chunks_exact(3)).for_each(|(a, s)| **a = Accuracy { top1: s[0], top5: s[1], count: s[2] });
     }
 

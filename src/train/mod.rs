@@ -12,9 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use tch::{Device, Kind};
+use tch::Device;
 
-use crate::cohort::Cohort;
 use crate::data::{self, Batch, Dataset, Loader, Mix, RandAugment, Split, Transform, sampler};
 use crate::error::{Error, Result};
 use crate::files;
@@ -23,7 +22,7 @@ use crate::nets::{self, Arch, LossScale};
 use crate::recipe::Recipe;
 use crate::run::{Best, FourWays, NetworkSummary, OpenRun, Row, RunFolder, Summary, column, network_file};
 use crate::system::device::Precision;
-use crate::system::ranks;
+use crate::system::ranks::Ranks;
 use crate::system::{allocator, machine};
 use crate::train::checkpoint::{Checkpoints, Extra, Progress};
 use crate::train::metrics::{CohortAccuracy, Meter};
@@ -51,6 +50,8 @@ pub struct Job<'a> {
     pub quiet: bool,
     /// What the program was built from.
     pub commit: &'a str,
+    /// The processes that train together.
+    pub ranks: Ranks,
     /// Set from outside (a signal): finish the step, save, return `Error::Interrupted`.
     pub stop: &'a AtomicBool,
 }
@@ -132,19 +133,8 @@ impl<'a> Trainer<'a> {
         let data = prepare_data(recipe, job.data.as_deref(), &archs)?;
         let classes = data.dataset.classes.len() as i64;
         let rule = recipe.train.rule();
-        let task = Task {
-            archs: &archs,
-            classes,
-            train_labels: &data.train.labels,
-            batch: recipe.train.batch,
-            rule,
-            label_smoothing: recipe.train.label_smoothing,
-            holdout: recipe.data.holdout,
-            epochs: recipe.train.epochs,
-            device: job.device,
-            kind: Kind::Float,
-            seed: recipe.train.seed,
-        };
+        let ranks = job.ranks.sharing(recipe.train.sync_bn, recipe.train.gather_negatives);
+        let task = Task { ranks, ..Task::new(recipe, &archs, classes, &data.train.labels, job.device) };
         let method = (methods::find(recipe.method_name())?.build)(&task, recipe.method_options())?;
         let needs = method.needs();
         let mix = Mix { mixup: recipe.train.mixup, cutmix: recipe.train.cutmix };
@@ -158,15 +148,14 @@ impl<'a> Trainer<'a> {
         // Draw one epoch's order now: a batch that cannot be made is said before anything is written.
         let order = sampler::epoch(&data.train.labels, needs.sampling, recipe.train.batch, recipe.train.seed, 0)?;
         let t = &recipe.train;
-        sampler::for_ranks(order, &data.train.labels, needs.sampling, ranks::count(), t.gather_negatives)?;
-        if ranks::count() > 1 && t.sync_bn && t.peer_threads > 1 {
+        sampler::for_ranks(order, &data.train.labels, needs.sampling, ranks.count(), t.gather_negatives)?;
+        if ranks.count() > 1 && t.sync_bn && t.peer_threads > 1 {
             return Err(Error::input(format!(
                 "train.sync_bn=true on {} ranks with train.peer_threads={}: networks on threads of their own would meet the other ranks in no fixed order; set train.peer_threads=1",
-                ranks::count(),
+                ranks.count(),
                 t.peer_threads
             )));
         }
-        ranks::cooperate(t.sync_bn, t.gather_negatives);
 
         let mut job = job;
         let mut method_table = method.options();
@@ -174,57 +163,47 @@ impl<'a> Trainer<'a> {
         job.recipe.method = method_table;
 
         // One folder, named by rank 0, which alone looks into it: the others are told what it found.
-        job.out = PathBuf::from(ranks::told(0, &job.out.display().to_string()));
+        job.out = PathBuf::from(ranks.broadcast_text(0, &job.out.display().to_string()));
         let checkpoints = Checkpoints::of(&job.out);
-        if ranks::leads() && checkpoints.any() && !job.resume {
+        if ranks.leads() && checkpoints.any() && !job.resume {
             return Err(Error::input(format!(
                 "{} already holds a run with checkpoints; add --resume to go on with it, or choose another --out",
                 job.out.display()
             )));
         }
-        let mut folder = if ranks::leads() { Some(RunFolder::at(&job.out).open()?) } else { None };
+        let mut folder = if ranks.leads() { Some(RunFolder::at(&job.out).open()?) } else { None };
         let mut log = |line: &str| folder.as_mut().map_or(Ok(()), |folder| folder.log(line));
-        if ranks::leads() {
+        if ranks.leads() {
             checkpoints.sweep()?;
         }
         let t = &job.recipe.train;
-        let mut cohort = Cohort::new(
-            &needs.archs(&archs),
-            classes,
-            needs.branches,
-            needs.shared_stages,
-            t.peer_threads,
-            job.device,
-            Kind::Float,
-            t.seed,
-        );
-        (cohort.drop_path, cohort.precision) = (t.drop_path, t.precision);
+        let mut cohort = task.cohort(needs);
+        (cohort.threads, cohort.drop_path, cohort.precision) = (t.peer_threads, t.drop_path, t.precision);
         let loss_scale = (t.precision == Precision::F16).then(LossScale::default);
         let engine = Engine { mix: mixes.then_some(mix), loss_scale, ..Engine::new(cohort, method, rule) };
 
         let mut progress = Progress::default();
-        if ranks::leads() && checkpoints.any() {
+        if ranks.leads() && checkpoints.any() {
             let loaded = checkpoints.load(job.from.as_deref())?;
-            let names: Vec<&str> = methods::METHODS.iter().map(|m| m.name).collect();
-            let saved = Recipe::parse(&loaded.recipe, &format!("of checkpoint {}", loaded.name), &[], &names)?;
+            let saved = Recipe::parse(&loaded.recipe, &format!("of checkpoint {}", loaded.name), &[], &methods::names())?;
             job.recipe.check_resume(&saved, &job.out)?;
             let from = loaded.name.clone();
             progress = loaded.restore(&engine.state())?;
             log(&format!("resumed from {from}: epoch {}, step {}", progress.epoch, progress.step))?;
-        } else if let (true, Some(init)) = (ranks::leads(), &job.init) {
+        } else if let (true, Some(init)) = (ranks.leads(), &job.init) {
             for (m, peer) in engine.cohort.peers.iter().enumerate() {
                 let report = weights::load_into(&peer.params, &weights::read(init)?, peer.arch, &LoadOptions::default())?;
                 log(&format!("network {m} starts from {}: {report}", init.display()))?;
             }
         }
-        if ranks::count() > 1 {
-            let text = ranks::told(0, &serde_json::to_string(&progress).expect("plain values serialise"));
+        if ranks.count() > 1 {
+            let text = ranks.broadcast_text(0, &serde_json::to_string(&progress).expect("plain values serialise"));
             progress = serde_json::from_str(&text).map_err(|e| Error::failed(format!("what rank 0 sent is no progress: {e}")))?;
-            ranks::spread(&engine.state());
+            ranks.broadcast_state(&engine.state());
         }
         let epochs = job.recipe.train.epochs + engine.method.extra_epochs();
         let meter = Meter::restore(&progress.meter);
-        let events = if ranks::leads() { Some(EventWriter::create(&job.out)?) } else { None };
+        let events = if ranks.leads() { Some(EventWriter::create(&job.out)?) } else { None };
         let before = progress.seconds;
         let mut trainer = Trainer {
             job,
@@ -253,6 +232,7 @@ impl<'a> Trainer<'a> {
         let recipe = &self.job.recipe;
         files::write(&folder.recipe(), recipe.to_toml().as_bytes())?;
         let mut environment = machine::environment(self.job.device, self.job.threads, self.job.commit);
+        environment["ranks"] = self.job.ranks.count().into();
         environment["recipe_hash"] = recipe.hash().into();
         let rows = |split: &Split| split.rows.iter().map(|&r| r as usize).collect::<Vec<_>>();
         environment["train_images"] = self.data.train.len().into();
@@ -283,7 +263,7 @@ impl<'a> Trainer<'a> {
             data.held.as_ref().map_or(0, Split::len),
             data.dataset.test.len(),
             train.batch,
-            if ranks::count() > 1 { format!(" over {} ranks", ranks::count()) } else { String::new() },
+            if self.job.ranks.count() > 1 { format!(" over {} ranks", self.job.ranks.count()) } else { String::new() },
             epochs,
             self.job.device,
             self.job.threads,
@@ -301,12 +281,13 @@ impl<'a> Trainer<'a> {
         let (t, epoch, epochs) = (&recipe.train, self.progress.epoch, self.epochs);
         let (labels, sampling) = (&self.data.train.labels, self.needs.sampling);
         let order = sampler::epoch(labels, sampling, t.batch, t.seed, epoch as u64)?;
-        let order = sampler::for_ranks(order, labels, sampling, ranks::count(), t.gather_negatives)?;
+        let order = sampler::for_ranks(order, labels, sampling, self.job.ranks.count(), t.gather_negatives)?;
         let steps = order.len().div_ceil(t.accumulate);
         let views = if self.needs.views == Views::PerPeer { self.engine.cohort.peers.len() } else { 1 };
         let first = self.progress.batch * t.accumulate;
-        let mut loader = Loader::of_rank(&self.data.train, order, self.data.train_transform.clone(), views, t.seed, epoch as u64, first);
-        let mut display = Display::new(self.job.quiet || !ranks::leads(), epoch, epochs, steps, self.progress.batch);
+        let mut loader =
+            Loader::of_rank(&self.data.train, order, self.data.train_transform.clone(), views, t.seed, epoch as u64, first, self.job.ranks);
+        let mut display = Display::new(self.job.quiet || !self.job.ranks.leads(), epoch, epochs, steps, self.progress.batch);
         let clip = (t.clip > 0.0).then_some(t.clip);
         // The epochs a method trains first have the whole schedule to themselves.
         let extra = self.engine.method.extra_epochs();
@@ -334,17 +315,17 @@ impl<'a> Trainer<'a> {
             }
             let i = self.progress.batch;
             let clock = clock(i, self.progress.step);
-            let (began, waited) = (Instant::now(), ranks::seconds());
+            let (began, waited) = (Instant::now(), self.job.ranks.seconds());
             let report = match self.engine.step(&batches, clock, clip) {
                 Ok(report) => report,
                 Err(e @ Error::Diverged { .. }) => return Err(self.diverged(e, &batches)),
                 Err(e) => return Err(e),
             };
-            let images = ranks::count() as i64 * batches.iter().map(|b| b.labels.size()[0]).sum::<i64>();
+            let images = self.job.ranks.count() as i64 * batches.iter().map(|b| b.labels.size()[0]).sum::<i64>();
             self.meter.add_value("images_per_step", images as f64);
             self.measure(&report, clock.lr, began.elapsed().as_secs_f64());
-            if ranks::count() > 1 {
-                self.meter.add_value("seconds.communication", ranks::seconds() - waited);
+            if self.job.ranks.count() > 1 {
+                self.meter.add_value("seconds.communication", self.job.ranks.seconds() - waited);
             }
             self.progress.step += 1;
             self.progress.batch += 1;
@@ -354,7 +335,7 @@ impl<'a> Trainer<'a> {
             let minutes = recipe.save.every_minutes;
             let due = minutes > 0.0 && self.progress.batch < steps && self.last_save.elapsed().as_secs_f64() >= minutes * 60.0;
             // Signals and clocks are a rank's own; what follows from them is for all at the same step.
-            let [stop, due] = ranks::any([self.job.stop.load(Ordering::Relaxed), due && ranks::leads()]);
+            let [stop, due] = self.job.ranks.any([self.job.stop.load(Ordering::Relaxed), due && self.job.ranks.leads()]);
             if stop {
                 let path = self.save(false)?;
                 display.clear();
@@ -402,9 +383,6 @@ impl<'a> Trainer<'a> {
             self.meter.add("grad_norm", norm);
         }
         self.meter.add_value("lr", lr);
-        for (name, value) in &report.extra {
-            self.meter.add_value(name, *value);
-        }
         if let Some(meta) = report.meta_seconds {
             self.meter.add_value("seconds.meta_step", meta);
             total += meta;
@@ -475,7 +453,7 @@ impl<'a> Trainer<'a> {
         if better || last || self.progress.epoch.is_multiple_of(self.job.recipe.save.every_epochs) {
             self.save(better || self.data.held.is_none())?;
         }
-        let [stop] = ranks::any([self.job.stop.load(Ordering::Relaxed)]);
+        let [stop] = self.job.ranks.any([self.job.stop.load(Ordering::Relaxed)]);
         if stop && !last {
             let path = self.save(false)?;
             return Err(Error::Interrupted(format!(
@@ -489,7 +467,7 @@ impl<'a> Trainer<'a> {
 
     fn evaluate(&mut self, split: &Split) -> Result<CohortAccuracy> {
         let mut accuracy = CohortAccuracy::default();
-        let (rank, ranks) = (ranks::rank(), ranks::count());
+        let (rank, ranks) = (self.job.ranks.rank(), self.job.ranks.count());
         let own = split.subset(&(rank * split.len() / ranks..(rank + 1) * split.len() / ranks).collect::<Vec<_>>());
         let mut networks = self.engine.frozen(self.data.dataset.classes.len() as i64, tch::get_num_threads() as usize);
         for batch in Loader::eval(&own, EVAL_BATCH, self.data.test_transform.clone()) {
@@ -497,14 +475,14 @@ impl<'a> Trainer<'a> {
             let answers = networks.iter_mut().map(|n| n.extract(&batch.views[0], false)).collect::<Result<Vec<_>>>()?;
             accuracy.add(&answers, &batch.labels);
         }
-        accuracy.over_ranks();
+        accuracy.over_ranks(self.job.ranks);
         Ok(accuracy)
     }
 
     fn save(&mut self, best: bool) -> Result<PathBuf> {
         self.last_save = Instant::now();
-        ranks::agree(&self.engine.state(), self.progress.step)?;
-        if !ranks::leads() {
+        self.job.ranks.check_same_state(&self.engine.state(), self.progress.step)?;
+        if !self.job.ranks.leads() {
             return Ok(self.job.out.clone());
         }
         self.progress.meter = self.meter.state();
@@ -547,7 +525,7 @@ impl<'a> Trainer<'a> {
 
     /// Keeps what made the step fail, for replay; the weights and the last checkpoint are as they were.
     fn diverged(&mut self, error: Error, batches: &[Batch]) -> Error {
-        let of_rank = (ranks::count() > 1).then(ranks::rank);
+        let of_rank = (self.job.ranks.count() > 1).then(|| self.job.ranks.rank());
         let path = RunFolder::at(&self.job.out).diverged_batch(self.progress.step, of_rank);
         let mut tensors = vec![];
         for (i, batch) in batches.iter().enumerate() {
@@ -625,7 +603,7 @@ impl<'a> Trainer<'a> {
 
     /// A line for the log and, unless quiet, for the person watching.
     fn say(&mut self, line: &str) -> Result<()> {
-        if !self.job.quiet && ranks::leads() {
+        if !self.job.quiet && self.job.ranks.leads() {
             eprintln!("{line}");
         }
         self.log(line)

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::losses::contrast::Recall;
 use crate::params::Named;
 use crate::rng;
-use crate::system::ranks;
+use crate::system::ranks::Ranks;
 
 /// The share of the old vector that stays when an image is seen again.
 const MOMENTUM: f64 = 0.5;
@@ -19,6 +19,7 @@ pub struct MemoryBank {
     slots: Slots,
     recall: Recall,
     negatives: usize,
+    ranks: Ranks,
 }
 
 enum Slots {
@@ -46,6 +47,8 @@ pub struct Ground<'a> {
     pub device: Device,
     pub kind: Kind,
     pub seed: u64,
+    /// Whose images it holds: those of all ranks.
+    pub ranks: Ranks,
 }
 
 impl MemoryBank {
@@ -99,7 +102,7 @@ impl MemoryBank {
             let table = if ground.recall == Recall::Paper { unit(&table) } else { table };
             table.to_device(ground.device)
         });
-        Ok(MemoryBank { tables: tables.collect(), slots, recall: ground.recall, negatives: ground.negatives })
+        Ok(MemoryBank { tables: tables.collect(), slots, recall: ground.recall, negatives: ground.negatives, ranks: ground.ranks })
     }
 
     /// Draws the contrast samples of a batch: positives, then negatives of other classes with replacement. `labels`, `index`: `[B]`.
@@ -159,8 +162,9 @@ impl MemoryBank {
     /// Takes in the batch's last-layer embeddings, one [B, d] for each network; those of all ranks, so that their banks stay equal.
     pub fn update(&mut self, embeds: &[Tensor], labels: &Tensor, index: &Tensor) {
         let _guard = tch::no_grad_guard();
-        let (labels, index) = (ranks::gather(labels, 0), ranks::gather(index, 0));
-        let embeds: Vec<Tensor> = embeds.iter().map(|own| ranks::gather(own, 0)).collect();
+        let ranks = self.ranks;
+        let (labels, index) = (ranks.gather(labels, 0), ranks.gather(index, 0));
+        let embeds: Vec<Tensor> = embeds.iter().map(|own| ranks.gather(own, 0)).collect();
         match &mut self.slots {
             Slots::Index { .. } => {
                 let index = index.to_device(self.tables[0].device());
