@@ -20,10 +20,13 @@ use crate::system::ranks::Ranks;
 
 /// Everything that changes while a cohort trains.
 pub struct Engine {
+    /// The networks.
     pub cohort: Cohort,
+    /// What they minimise.
     pub method: Box<dyn Method>,
     /// The cohort's parameters, in the order of `optimizer`.
     pub theta: Params,
+    /// Of the networks and their branches.
     pub optimizer: Optimizer,
     /// The method's own modules, each with its optimizer.
     pub groups: Vec<(Group, Optimizer)>,
@@ -37,8 +40,11 @@ pub struct Engine {
 
 /// One row of the loss table, without its graph.
 pub struct TermValue {
+    /// As in the metrics.
     pub name: &'static str,
+    /// The network it belongs to; none where it is of all.
     pub peer: Option<usize>,
+    /// Its factor in the loss.
     pub weight: f64,
     /// A detached scalar; reading it waits for the device.
     pub value: Tensor,
@@ -48,6 +54,7 @@ pub struct TermValue {
 pub struct StepReport {
     /// Rows of one name add up.
     pub terms: Vec<TermValue>,
+    /// Numbers a method wants logged beside its terms.
     pub notes: Vec<(String, Tensor)>,
     /// The norm of the whole gradient (of that from the main backward pass), before clipping; none where f16 overflowed and the step
     /// was skipped.
