@@ -238,9 +238,14 @@ impl RunFolder {
     }
 }
 
+/// What the m-th network is called: `run/peer-0`.
+pub fn network_name(m: usize) -> String {
+    format!("peer-{m}")
+}
+
 /// The file name of the m-th network, in `networks/` and in checkpoints.
 pub fn network_file(m: usize) -> String {
-    format!("peer-{m}.safetensors")
+    format!("{}.safetensors", network_name(m))
 }
 
 /// The number in a network's file name.

@@ -15,7 +15,7 @@ use mcl::experiment::jobs;
 use mcl::methods;
 use mcl::recipe::Recipe;
 use mcl::report::{Cell, Table};
-use mcl::run::{FOUR_WAYS, Summary};
+use mcl::run::{FOUR_WAYS, RunFolder, Summary};
 use mcl::system::device::{self, DeviceChoice};
 use mcl::system::ranks::{self, Ranks};
 use mcl::train::{self, Job};
@@ -277,8 +277,11 @@ fn print_summary(summary: &Summary) {
     print!("{}", shown.plain());
     match summary.best {
         Some(best) => println!(
-            "The held-out part chose network {} at epoch {} ({:.2} % there): networks/best.safetensors",
-            best.peer, best.epoch, best.holdout_top1
+            "The held-out part chose network {} at epoch {} ({:.2} % there): {}",
+            best.peer,
+            best.epoch,
+            best.holdout_top1,
+            RunFolder::at(&summary.out).best_network().display()
         ),
         None => println!("No held-out part (data.holdout = 0): the last epoch ships, no choice was made."),
     }
