@@ -15,7 +15,9 @@ pub type Named = Vec<(String, Tensor)>;
 /// Trained variables and buffers (running statistics), each in the order of their names.
 #[derive(Debug, Default)]
 pub struct Params {
+    /// What an optimizer moves.
     pub vars: Named,
+    /// What a forward pass moves.
     pub buffers: Named,
 }
 
@@ -40,6 +42,7 @@ impl Params {
         Params { vars: join(&self.vars, &other.vars), buffers: join(&self.buffers, &other.buffers) }
     }
 
+    /// Handles onto the same tensors.
     pub fn shallow_clone(&self) -> Params {
         self.prefixed("")
     }
@@ -56,6 +59,7 @@ impl Params {
         all
     }
 
+    /// The variables without their names.
     pub fn tensors(&self) -> Vec<Tensor> {
         self.vars.iter().map(|(_, t)| t.shallow_clone()).collect()
     }
@@ -65,6 +69,7 @@ impl Params {
         self.vars.iter().map(|(_, t)| t.numel() as i64).sum()
     }
 
+    /// A copy of all values as they are now.
     pub fn snapshot(&self) -> Snapshot {
         let _guard = tch::no_grad_guard();
         Snapshot(self.all().map(|(_, t)| t.detach().copy()).collect())
@@ -79,6 +84,7 @@ impl Params {
         }
     }
 
+    /// Writes the values of a snapshot of these tensors back.
     pub fn restore(&self, snapshot: &Snapshot) {
         let _guard = tch::no_grad_guard();
         for ((_, live), saved) in self.all().zip(&snapshot.0) {
@@ -90,6 +96,7 @@ impl Params {
 /// How a variable starts.
 #[derive(Debug, Clone, Copy)]
 pub enum Init {
+    /// The same number everywhere.
     Const(f64),
     /// Normal with this standard deviation.
     Normal(f64),
@@ -137,6 +144,7 @@ impl Scope {
         &self.prefix
     }
 
+    /// A part of what is built here: its names get `name.` in front.
     pub fn sub(&self, name: impl std::fmt::Display) -> Scope {
         Scope { build: self.build.clone(), prefix: format!("{}{name}.", self.prefix) }
     }
@@ -146,6 +154,7 @@ impl Scope {
         self.build.borrow_mut().shared = from;
     }
 
+    /// A variable that is trained.
     pub fn var(&self, name: &str, shape: &[i64], init: Init) -> Tensor {
         let name = format!("{}{name}", self.prefix);
         let mut build = self.build.borrow_mut();

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 use toml::{Table, Value};
 
 use crate::error::{Error, Result};
+use crate::files;
 use crate::optim::{Rule, Schedule};
 use crate::settings::Setting;
 use crate::system::device::Precision;
@@ -346,11 +346,8 @@ impl Recipe {
 
     /// A hash of everything that decides the numbers: epochs too, save not.
     pub fn hash(&self) -> String {
-        let mut hash = Sha256::new();
-        for (key, value) in self.flat().iter().filter(|(key, _)| decides(key)) {
-            hash.update(format!("{key}={value}\n"));
-        }
-        format!("{:x}", hash.finalize())[..16].to_string()
+        let lines: String = self.flat().iter().filter(|(key, _)| decides(key)).map(|(key, value)| format!("{key}={value}\n")).collect();
+        files::sha256(lines.as_bytes())[..16].to_string()
     }
 
     /// May a run begun with `saved` go on with this recipe? Only epochs and save may differ.

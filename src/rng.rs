@@ -4,6 +4,7 @@
 use rand::{RngCore, SeedableRng};
 use sha2::{Digest, Sha256};
 
+/// A generator whose numbers are the same on every platform.
 pub type Rng = rand_chacha::ChaCha8Rng;
 
 /// The stream `name` of a run at a position, e.g. `stream(seed, "augment", &[epoch, batch])`. Streams are independent of each other.

@@ -4,7 +4,7 @@
 //! `join` is called once, in `main`; the `Ranks` it returns is handed down to whoever works with the others: the trainer, the loader,
 //! the methods (in their `Task`), BatchNorm (in the `Pass`) and Reverse-HG. Nobody asks the process.
 //!
-//! The rule of the house: a rank's objective is the mean over its own images, the run's is the mean over the ranks, so gradients are
+//! The rule: a rank's objective is the mean over its own images, the run's is the mean over the ranks, so gradients are
 //! averaged. What is written down in a run (weights, statistics, counters) is the same on every rank, to the bit.
 
 #[cfg(feature = "mpi")]
@@ -15,11 +15,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use sha2::{Digest, Sha256};
 use tch::{Device, Kind, Tensor};
 use torch_sys::C_tensor;
 
 use crate::error::{Error, Result};
+use crate::files;
 use crate::params::Named;
 use crate::system::cpp;
 
@@ -261,7 +261,7 @@ impl Ranks {
         }
         let _guard = tch::no_grad_guard();
         for (_, live) in state {
-            let mut bytes = bytes(live);
+            let mut bytes = files::tensor_bytes(live);
             broadcast(0, &mut bytes);
             live.shallow_clone().copy_(&Tensor::from_data_size(&bytes, &live.size(), live.kind()));
         }
@@ -274,9 +274,9 @@ impl Ranks {
         if count == 1 {
             return Ok(());
         }
-        let sums: Vec<u64> = state.iter().map(|(_, t)| fingerprint(t)).collect();
-        let Some(leader) = self.first_message(Some(serde_json::to_string(&sums).expect("numbers serialise"))) else { return Ok(()) };
-        let leader: Vec<u64> = serde_json::from_str(&leader.1).map_err(|e| Error::failed(format!("rank 0 sent no fingerprints: {e}")))?;
+        let sums: Vec<String> = state.iter().map(|(_, t)| files::sha256(&files::tensor_bytes(t))).collect();
+        let Some(leader) = self.first_message(Some(serde_json::to_string(&sums).expect("texts serialise"))) else { return Ok(()) };
+        let leader: Vec<String> = serde_json::from_str(&leader.1).map_err(|e| Error::failed(format!("rank 0 sent no checksums: {e}")))?;
         let other = state.iter().zip(sums.iter().zip(&leader)).find(|(_, (own, theirs))| own != theirs);
         match self.first_message(other.map(|((name, _), _)| name.clone())) {
             None => Ok(()),
@@ -351,19 +351,6 @@ fn buckets(tensors: &[Tensor]) -> Vec<Vec<usize>> {
         }
     }
     buckets.into_iter().map(|b| b.3).collect()
-}
-
-/// The numbers of a tensor in row-major order.
-fn bytes(t: &Tensor) -> Vec<u8> {
-    let t = t.detach().to_device(Device::Cpu).contiguous(); // on the CPU: its bytes are read
-    let mut bytes = vec![0u8; t.numel() * t.kind().elt_size_in_bytes()];
-    t.copy_data_u8(&mut bytes, t.numel());
-    bytes
-}
-
-fn fingerprint(t: &Tensor) -> u64 {
-    let digest = Sha256::digest(bytes(t));
-    u64::from_le_bytes(digest[..8].try_into().expect("eight bytes"))
 }
 
 #[cfg(test)]
