@@ -62,7 +62,7 @@ fn one_rank() {
             let kind = if kind == "f64" { Kind::Double } else { Kind::Float };
             let mut engine = engine(method, &options.replace(';', "\n"), kind, ranks.sharing(true, true));
             for step in 0..steps.parse().unwrap() {
-                engine.step(&[batch(step, kind)], clock(step), None).unwrap();
+                engine.step(&[batch(step, kind, ranks)], clock(step), None).unwrap();
             }
             ranks.check_same_state(&engine.state(), 0).unwrap();
             if ranks.leads() {
@@ -73,7 +73,7 @@ fn one_rank() {
         ["sums"] => sums(ranks),
         ["diverge"] => {
             let mut engine = engine("baseline", "", Kind::Float, ranks);
-            let mut own = batch(0, Kind::Float);
+            let mut own = batch(0, Kind::Float, ranks);
             if ranks.rank() == 1 {
                 own.views[0] = &own.views[0] * f64::NAN;
             }
@@ -132,13 +132,13 @@ fn engine(method: &str, options: &str, kind: Kind, ranks: Ranks) -> Engine {
 }
 
 /// This rank's part of a batch: other images every step.
-fn batch(step: usize, kind: Kind) -> Batch {
+fn batch(step: usize, kind: Kind, ranks: Ranks) -> Batch {
     let side = 16;
     let numbers = Tensor::arange(IMAGES * 3 * side * side, (Kind::Double, Device::Cpu));
     let images = (numbers * (0.37 + 0.01 * step as f64)).sin().view([IMAGES, 3, side, side]).to_kind(kind);
     let labels: Vec<i64> = (0..IMAGES).map(|i| i / 2).collect();
     let index: Vec<i64> = (0..IMAGES).map(|i| i / 2 * 10 + i % 2 + step as i64 % 5).collect();
-    let part = ranks::part(IMAGES as usize);
+    let part = ranks.part(IMAGES as usize);
     let rows = |t: Tensor| t.narrow(0, part.start as i64, part.len() as i64);
     Batch { views: vec![rows(images)], labels: rows(Tensor::from_slice(&labels)), index: rows(Tensor::from_slice(&index)), noise: 1 }
 }
