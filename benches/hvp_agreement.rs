@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use clap::Parser;
-use mcl::cohort::Cohort;
+use mcl::cohort::{Cohort, CohortOptions};
 use mcl::data::{self, Batch, Loader, Sampling, sampler};
 use mcl::error::Result;
 use mcl::methods::l_mcl::{LMcl, Options, Setting, Shape};
@@ -15,6 +15,7 @@ use mcl::nets;
 use mcl::optim::Rule;
 use mcl::optim::reverse_hg::Hvp;
 use mcl::params::Named;
+use mcl::system::ranks::Ranks;
 use mcl::train::step::Engine;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
@@ -61,11 +62,21 @@ fn main() -> Result<()> {
         device: Device::Cpu,
         kind: Kind::Float,
         seed: 0,
+        ranks: Ranks::ALONE,
     };
     let method = || LMcl::new(Options { hvp: Hvp::Difference, ..Options::default() }, &setting);
     // The engine owns its method; `probe` is a second one that takes over its heads and meta-network to be asked for gradients.
     let mut probe = method()?;
-    let cohort = Cohort::new(&[arch, arch], classes, true, 0, 1, Device::Cpu, Kind::Float, 0);
+    let cohort = Cohort::new(&CohortOptions {
+        archs: &[arch, arch],
+        classes,
+        branches: true,
+        shared_stages: 0,
+        device: Device::Cpu,
+        kind: Kind::Float,
+        seed: 0,
+        ranks: Ranks::ALONE,
+    });
     let mut engine = Engine::new(cohort, Box::new(method()?), RULE);
 
     let batches = |epoch: u64| -> Result<Loader> {

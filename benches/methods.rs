@@ -12,7 +12,8 @@ use mcl::data::Batch;
 use mcl::methods::{self, Clock, METHODS, Task, Views};
 use mcl::nets::layers::Mode;
 use mcl::nets::{self, Outputs};
-use mcl::optim::{Rule, grads, grads_keeping_graph};
+use mcl::optim::{grads, grads_keeping_graph};
+use mcl::recipe::{Data, Recipe, Train};
 use mcl::train::step::Engine;
 use tch::{Device, Kind, Tensor};
 
@@ -34,7 +35,6 @@ struct Args {
     bench: bool,
 }
 
-const RULE: Rule = Rule::Sgd { momentum: 0.9, weight_decay: 5e-4, nesterov: true };
 const CLASSES: i64 = 100;
 
 /// What a method asks for beside one forward and one backward pass of its cohort.
@@ -71,30 +71,13 @@ struct Trial {
 fn trial(name: &'static str, args: &Args) -> mcl::error::Result<Trial> {
     let archs = vec![nets::find(&args.arch)?; if name == "okddip" { 3 } else { 2 }];
     let labels: Vec<i64> = (0..2 * CLASSES).map(|i| i % CLASSES).collect();
-    let task = Task {
-        archs: &archs,
-        classes: CLASSES,
-        train_labels: &labels,
-        batch: args.batch,
-        rule: RULE,
-        label_smoothing: 0.0,
-        holdout: 20,
-        epochs: 300,
-        device: Device::Cpu,
-        kind: Kind::Float,
-        seed: 0,
-    };
+    let train = Train { batch: args.batch, seed: 0, ..Train::default() };
+    let recipe = Recipe { train, data: Data { holdout: 20, ..Data::default() }, ..Recipe::default() };
+    let task = Task::new(&recipe, &archs, CLASSES, &labels, Device::Cpu);
     let method = (methods::find(name)?.build)(&task, toml::Table::new())?;
     let needs = method.needs();
-    let cohort = || Cohort::new(&needs.archs(&archs), CLASSES, needs.branches, needs.shared_stages, 1, Device::Cpu, Kind::Float, 0);
-    Ok(Trial {
-        name,
-        engine: Engine::new(cohort(), method, RULE),
-        parts: cohort(),
-        teachers: cohort(),
-        step: f64::INFINITY,
-        alone: f64::INFINITY,
-    })
+    let cohort = || task.cohort(needs);
+    Ok(Trial { name, engine: Engine::of(&task, method), parts: cohort(), teachers: cohort(), step: f64::INFINITY, alone: f64::INFINITY })
 }
 
 fn batch(trial: &Trial, args: &Args) -> Batch {

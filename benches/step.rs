@@ -6,11 +6,11 @@
 use std::time::Instant;
 
 use clap::Parser;
-use mcl::cohort::Cohort;
 use mcl::data::Batch;
 use mcl::methods::{self, Clock, Task};
 use mcl::nets::{self, Arch, Outputs};
-use mcl::optim::{Rule, grads};
+use mcl::optim::grads;
+use mcl::recipe::{Recipe, Train};
 use mcl::train::step::Engine;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
@@ -50,29 +50,18 @@ enum Only {
     Losses,
 }
 
-const RULE: Rule = Rule::Sgd { momentum: 0.9, weight_decay: 5e-4, nesterov: true };
 const EVERY: f64 = 50.0;
 const CLASSES: i64 = 100;
 
 fn engine(args: &Args, arch: &'static Arch, method: &str, options: &str) -> mcl::error::Result<Engine> {
     let archs = vec![arch; args.networks];
     let labels: Vec<i64> = (0..2 * CLASSES).map(|i| i % CLASSES).collect();
-    let task = Task {
-        archs: &archs,
-        classes: CLASSES,
-        train_labels: &labels,
-        batch: args.batch,
-        rule: RULE,
-        label_smoothing: 0.0,
-        holdout: 0,
-        epochs: 300,
-        device: Device::Cpu,
-        kind: Kind::Float,
-        seed: 0,
-    };
+    let recipe = Recipe { train: Train { batch: args.batch, seed: 0, ..Train::default() }, ..Recipe::default() };
+    let task = Task::new(&recipe, &archs, CLASSES, &labels, Device::Cpu);
     let method = (methods::find(method)?.build)(&task, options.parse().expect("the bench's own options"))?;
-    let cohort = Cohort::new(&archs, CLASSES, method.needs().branches, 0, args.peer_threads, Device::Cpu, Kind::Float, 0);
-    Ok(Engine::new(cohort, method, RULE))
+    let mut engine = Engine::of(&task, method);
+    engine.cohort.threads = args.peer_threads;
+    Ok(engine)
 }
 
 /// Noise as the loader would hand it over: channels_last; B/2 classes twice.

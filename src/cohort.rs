@@ -8,19 +8,27 @@ use crate::nets::{Arch, Branch, Network, Outputs, autocast};
 use crate::params::{Params, Scope};
 use crate::rng;
 use crate::system::device::Precision;
+use crate::system::ranks::Ranks;
 
 /// One network of the cohort. `params` is exactly the deployable network; `aux` holds the branches, thrown away at inference.
 pub struct Peer {
+    /// What it is.
     pub arch: &'static Arch,
+    /// The network that ships.
     pub net: Network,
+    /// An auxiliary classifier on every stage but the last; none where the method needs none.
     pub branches: Vec<Branch>,
+    /// Of `net`.
     pub params: Params,
+    /// Of `branches`.
     pub aux: Params,
 }
 
 /// M peers. The first `shared_stages` stages of every peer are peer 0's (ONE, OKDDip, PCL); 0 means independent networks.
 pub struct Cohort {
+    /// The networks, in the order of the recipe.
     pub peers: Vec<Peer>,
+    /// How many stages are peer 0's for all.
     pub shared_stages: usize,
     /// Peers run on threads of their own when above 1.
     pub threads: usize,
@@ -28,9 +36,32 @@ pub struct Cohort {
     pub drop_path: bool,
     /// What forward passes in training are autocast to.
     pub precision: Precision,
+    /// The processes that train this cohort together.
+    pub ranks: Ranks,
+}
+
+/// What a cohort is made from.
+pub struct CohortOptions<'a> {
+    /// One for each peer.
+    pub archs: &'a [&'static Arch],
+    /// Outputs of every classifier.
+    pub classes: i64,
+    /// With auxiliary branches on every stage but the last?
+    pub branches: bool,
+    /// How many stages are peer 0's for all.
+    pub shared_stages: usize,
+    /// Where the weights live.
+    pub device: Device,
+    /// What they are kept in.
+    pub kind: Kind,
+    /// Every peer derives its own from it.
+    pub seed: u64,
+    /// The processes that train it together.
+    pub ranks: Ranks,
 }
 
 impl Peer {
+    /// Its answer to images [B, 3, H, W], in f32.
     pub fn forward(&self, images: &tch::Tensor, pass: Pass) -> Outputs {
         let _scope = autocast(pass.precision, images.device());
         self.net.answer(self.net.maps(images, pass), &self.branches, pass).in_f32()
@@ -38,17 +69,9 @@ impl Peer {
 }
 
 impl Cohort {
-    #[allow(clippy::too_many_arguments)]
-    pub fn new(
-        archs: &[&'static Arch],
-        classes: i64,
-        branches: bool,
-        shared_stages: usize,
-        threads: usize,
-        device: Device,
-        kind: Kind,
-        seed: u64,
-    ) -> Cohort {
+    /// Fresh networks, which train in f32 one after another and without stochastic depth until the fields say otherwise.
+    pub fn new(options: &CohortOptions) -> Cohort {
+        let CohortOptions { archs, classes, branches, shared_stages, device, kind, seed, ranks } = *options;
         let mut peers: Vec<Peer> = vec![];
         for (m, &arch) in archs.iter().enumerate() {
             // Every peer starts from its own seed: copies would kill the diversity mutual learning lives on.
@@ -66,14 +89,14 @@ impl Cohort {
             let branches = if branches { Branch::all(arch, &aux_scope, classes) } else { vec![] };
             peers.push(Peer { arch, net, branches, params: scope.params(), aux: aux_scope.params() });
         }
-        Cohort { peers, shared_stages, threads, drop_path: false, precision: Precision::F32 }
+        Cohort { peers, shared_stages, threads: 1, drop_path: false, precision: Precision::F32, ranks }
     }
 
     /// All peers on one batch, each on its own view if there are several.
     pub fn forward(&mut self, batch: &Batch, mode: Mode) -> Vec<Outputs> {
-        let drop_path = self.drop_path;
+        let (drop_path, ranks) = (self.drop_path, self.ranks);
         let precision = if mode == Mode::Train { self.precision } else { Precision::F32 };
-        let pass = move |m: usize| Pass { mode, noise: rng::derive(batch.noise, "peer", m as u64), drop_path, precision };
+        let pass = move |m: usize| Pass { mode, noise: rng::derive(batch.noise, "peer", m as u64), drop_path, precision, ranks };
         let view = |m: usize| batch.views[m % batch.views.len()].shallow_clone();
         if self.shared_stages > 0 && batch.views.len() == 1 {
             return self.forward_trunk(batch, pass(0));

@@ -51,7 +51,6 @@ struct Worker {
 
 /// A network ready for inference. Its weights must not change while it lives.
 pub struct Extractor {
-    device: Device,
     workers: Vec<Worker>,
     /// libtorch's threads before the workers set their own.
     threads: i32,
@@ -92,7 +91,7 @@ impl Extractor {
             });
             Worker { jobs: Some(jobs), answers, thread: Some(thread) }
         };
-        Extractor { device, workers: (0..copies).map(worker).collect(), threads: before }
+        Extractor { workers: (0..copies).map(worker).collect(), threads: before }
     }
 
     /// All images [N, 3, H, W], normalised; N may be anything that fits into memory together with the answer.
@@ -111,10 +110,6 @@ impl Extractor {
         }
         let parts: Vec<Result<Answer>> = asked.iter().map(|worker| worker.answers.recv().unwrap_or_else(|_| Err(died()))).collect();
         Ok(Answer::cat(&parts.into_iter().collect::<Result<Vec<_>>>()?))
-    }
-
-    pub fn device(&self) -> Device {
-        self.device
     }
 }
 

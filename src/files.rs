@@ -20,12 +20,14 @@ pub struct Pending {
 }
 
 impl Pending {
+    /// Beside `path`, under a name of its own.
     pub fn create(path: &Path) -> Result<Pending> {
         let temporary = temporary(path);
         let file = File::create(&temporary).map_err(Error::io("cannot write", path))?;
         Ok(Pending { file, temporary, path: path.to_path_buf(), committed: false })
     }
 
+    /// To write to.
     pub fn file(&mut self) -> &mut File {
         &mut self.file
     }

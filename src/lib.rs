@@ -88,6 +88,7 @@ pub mod registry;
 pub mod report;
 pub mod rng;
 pub mod run;
+pub mod settings;
 pub mod system;
 pub mod train;
 pub mod weights;

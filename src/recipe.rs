@@ -4,27 +4,42 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 use toml::{Table, Value};
 
 use crate::error::{Error, Result};
+use crate::files;
 use crate::optim::{Rule, Schedule};
+use crate::settings::Setting;
 use crate::system::device::Precision;
 
 /// A run, resolved.
 #[derive(Debug, Clone)]
 pub struct Recipe {
+    /// What is learnt from.
     pub data: Data,
+    /// Who learns.
     pub cohort: CohortTable,
+    /// How.
     pub train: Train,
     /// `name`, and the options of that method alone.
     pub method: Table,
+    /// When checkpoints are written.
     pub save: Save,
 }
 
+impl Default for Recipe {
+    /// The paper's CIFAR-100 protocol (section 4.1) with L-MCL.
+    fn default() -> Recipe {
+        let method = Table::from_iter([("name".to_string(), DEFAULT_METHOD.into())]);
+        Recipe { data: Data::default(), cohort: CohortTable::default(), train: Train::default(), method, save: Save::default() }
+    }
+}
+
+/// The `[data]` table.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct Data {
+    /// A registered dataset.
     pub name: String,
     /// Stratified part of the training split, the same for all methods of one seed.
     pub fraction: f64,
@@ -32,17 +47,38 @@ pub struct Data {
     pub holdout: usize,
     /// Side the images are brought to; 0 means the dataset's own.
     pub image_size: usize,
+    /// Options of that dataset alone; what it does not take is refused when the recipe is read.
+    #[serde(flatten)]
+    pub options: Table,
 }
 
 impl Default for Data {
     fn default() -> Data {
-        Data { name: "cifar100".into(), fraction: 1.0, holdout: 0, image_size: 0 }
+        Data { name: "cifar100".into(), fraction: 1.0, holdout: 0, image_size: 0, options: Table::new() }
     }
 }
 
+impl Data {
+    /// Keys of every `[data]` table.
+    const KEYS: [&str; 4] = ["name", "fraction", "holdout", "image_size"];
+
+    /// Refuses keys that neither every dataset has nor this one takes (`taken`).
+    fn check_options(&self, taken: &[&str]) -> Result<(), String> {
+        match self.options.keys().find(|key| !taken.contains(&key.as_str())) {
+            None => Ok(()),
+            Some(key) => {
+                let known: Vec<String> = Data::KEYS.iter().chain(taken).map(|known| format!("`{known}`")).collect();
+                Err(format!("[data] unknown field `{key}`, expected one of {}", known.join(", ")))
+            }
+        }
+    }
+}
+
+/// The `[cohort]` table.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CohortTable {
+    /// A registered architecture for each network.
     pub archs: Vec<String>,
 }
 
@@ -52,31 +88,42 @@ impl Default for CohortTable {
     }
 }
 
+/// How the networks are stepped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OptimizerName {
+    /// With momentum.
     Sgd,
+    /// Adam with decoupled weight decay.
     Adamw,
 }
 
+/// The `[train]` table.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Train {
     /// Images of a batch over all ranks.
     pub batch: usize,
+    /// Those a method trains before (`Method::extra_epochs`) come on top.
     pub epochs: usize,
+    /// The peak learning rate.
     pub lr: f64,
     /// The batch `lr` was made for: it is multiplied by batch x accumulate over this (the linear scaling rule of Goyal et al. 2017).
     /// Left out, `lr` is used as it is.
     pub lr_for_batch: Option<usize>,
+    /// How the learning rate falls.
     pub schedule: Schedule,
     /// Epochs of linear warm-up.
     pub warmup: usize,
+    /// How the networks are stepped.
     pub optimizer: OptimizerName,
+    /// Of SGD.
     pub momentum: f64,
     /// The text does not say; every released CIFAR script has it on.
     pub nesterov: bool,
+    /// Added to the gradient by SGD, taken off the weights by AdamW.
     pub weight_decay: f64,
+    /// Of everything drawn: start values, batches, augmentation, splits.
     pub seed: u64,
     /// Batches whose gradients are averaged into one step.
     pub accumulate: usize,
@@ -86,14 +133,17 @@ pub struct Train {
     pub precision: Precision,
     /// Threads the peers of a cohort run on; 1 runs them one after another.
     pub peer_threads: usize,
+    /// The share of a label that is spread over all classes.
     pub label_smoothing: f64,
     /// Stochastic depth, for architectures that have it (Swin).
     pub drop_path: bool,
     /// Probability of erasing a rectangle.
     pub random_erasing: f64,
+    /// RandAugment (Cubuk et al. 2020).
     pub rand_augment: bool,
-    /// Beta parameters of mixup and cutmix; 0 is off. The contrastive terms see the unmixed view.
+    /// Beta parameter of mixup; 0 is off. The contrastive terms see the unmixed view.
     pub mixup: f64,
+    /// Beta parameter of CutMix; 0 is off. The contrastive terms see the unmixed view.
     pub cutmix: f64,
     /// Over several ranks: BatchNorm takes the statistics of all ranks' images. Without it each rank normalises by its own, as the
     /// paper's GPUs did, and running statistics are averaged.
@@ -138,6 +188,7 @@ impl Train {
         self.lr_for_batch.map_or(self.lr, |made_for| self.lr * (self.batch * self.accumulate) as f64 / made_for as f64)
     }
 
+    /// The optimizer of the networks.
     pub fn rule(&self) -> Rule {
         match self.optimizer {
             OptimizerName::Sgd => {
@@ -148,11 +199,13 @@ impl Train {
     }
 }
 
+/// The `[save]` table.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Save {
     /// A checkpoint inside an epoch when the last one is this old; 0 is off.
     pub every_minutes: f64,
+    /// A checkpoint at the end of every so many epochs, and of the last.
     pub every_epochs: usize,
 }
 
@@ -162,6 +215,8 @@ impl Default for Save {
     }
 }
 
+/// What a recipe trains with where it does not say.
+const DEFAULT_METHOD: &str = "l_mcl";
 const SECTIONS: [&str; 5] = ["data", "cohort", "train", "method", "save"];
 
 impl Recipe {
@@ -172,6 +227,7 @@ impl Recipe {
         Recipe::parse(&text, &path.display().to_string(), sets, methods)
     }
 
+    /// The same from text; `origin` says where it is from, in messages.
     pub fn parse(text: &str, origin: &str, sets: &[String], methods: &[&str]) -> Result<Recipe> {
         let mut table = read_table(text, origin)?;
         // The file alone first, so that a fault is blamed on the right place.
@@ -196,7 +252,7 @@ impl Recipe {
             }
         }
         let mut method: Table = section(&mut table, "method")?;
-        method.entry("name").or_insert_with(|| "l_mcl".into());
+        method.entry("name").or_insert_with(|| DEFAULT_METHOD.into());
         let name = method["name"]
             .as_str()
             .ok_or_else(|| format!("[method] name = {}; accepted: {}", method["name"], methods.join(", ")))?
@@ -205,8 +261,11 @@ impl Recipe {
             return Err(format!("[method] unknown method `{name}`; known: {}", methods.join(", ")));
         }
         keep_own_options(&mut method, &name, methods);
+        let data: Data = section(&mut table, "data")?;
+        // No dataset takes options of its own yet.
+        data.check_options(&[])?;
         Ok(Recipe {
-            data: section(&mut table, "data")?,
+            data,
             cohort: section(&mut table, "cohort")?,
             train: section(&mut table, "train")?,
             method,
@@ -252,6 +311,7 @@ impl Recipe {
         Ok(())
     }
 
+    /// The method it trains with.
     pub fn method_name(&self) -> &str {
         self.method["name"].as_str().expect("checked when the recipe was read")
     }
@@ -286,11 +346,8 @@ impl Recipe {
 
     /// A hash of everything that decides the numbers: epochs too, save not.
     pub fn hash(&self) -> String {
-        let mut hash = Sha256::new();
-        for (key, value) in self.flat().iter().filter(|(key, _)| decides(key)) {
-            hash.update(format!("{key}={value}\n"));
-        }
-        format!("{:x}", hash.finalize())[..16].to_string()
+        let lines: String = self.flat().iter().filter(|(key, _)| decides(key)).map(|(key, value)| format!("{key}={value}\n")).collect();
+        files::sha256(lines.as_bytes())[..16].to_string()
     }
 
     /// May a run begun with `saved` go on with this recipe? Only epochs and save may differ.
@@ -369,22 +426,13 @@ fn flat(table: Table) -> BTreeMap<String, String> {
     out
 }
 
-/// `a.b=value`: the value is TOML, or a string where it is not.
+/// `section.key=value`.
 fn apply(table: &mut Table, set: &str) -> Result<()> {
-    let expected = "accepted: section.key=value, for example train.epochs=3";
-    let (path, text) = set.split_once('=').ok_or_else(|| Error::input(format!("--set {set}: no `=`; {expected}")))?;
-    let keys: Vec<&str> = path.trim().split('.').collect();
-    if keys.len() < 2 || keys.iter().any(|k| k.is_empty()) {
-        return Err(Error::input(format!("--set {set}: `{path}` is not section.key; {expected}")));
+    let accepted = "section.key=value, for example train.epochs=3";
+    let refuse = |what: String| Error::input(format!("--set {set}: {what}; accepted: {accepted}"));
+    let setting = Setting::parse(set, accepted)?;
+    if setting.path.len() < 2 {
+        return Err(refuse(format!("`{}` is not section.key", setting.key())));
     }
-    let parsed: Result<Table, _> = format!("value = {text}").parse();
-    let value = parsed.ok().and_then(|mut t| t.remove("value")).unwrap_or_else(|| Value::String(text.trim().to_string()));
-    let (last, parents) = keys.split_last().expect("two keys at least");
-    let mut at = table;
-    for key in parents {
-        let next = at.entry(key.to_string()).or_insert_with(|| Value::Table(Table::new()));
-        at = next.as_table_mut().ok_or_else(|| Error::input(format!("--set {set}: `{key}` is not a section; {expected}")))?;
-    }
-    at.insert(last.to_string(), value);
-    Ok(())
+    setting.apply(table).map_err(|key| refuse(format!("`{key}` is not a section")))
 }

@@ -12,10 +12,13 @@
 //! results.csv  results.jsonl         what was measured of it later, with figures/, draws/ and export/
 //! ```
 
+mod checkpoints;
+
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+pub use checkpoints::{BEST, CheckpointFolder, LAST, checkpoint_name, checkpoint_step};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -92,6 +95,11 @@ impl RunFolder {
     /// Held by the process that trains here.
     pub fn lock(&self) -> PathBuf {
         self.path.join("lock")
+    }
+
+    /// What TensorBoard reads: one file for each process that trained here, by when it started (seconds since 1970) and its number.
+    pub fn events(&self, started: u64, process: u32) -> PathBuf {
+        self.path.join(format!("events.out.tfevents.{started:010}.{process}.mcl"))
     }
 
     /// Everything needed to go on.
@@ -230,9 +238,14 @@ impl RunFolder {
     }
 }
 
+/// What the m-th network is called: `run/peer-0`.
+pub fn network_name(m: usize) -> String {
+    format!("peer-{m}")
+}
+
 /// The file name of the m-th network, in `networks/` and in checkpoints.
 pub fn network_file(m: usize) -> String {
-    format!("peer-{m}.safetensors")
+    format!("{}.safetensors", network_name(m))
 }
 
 /// The number in a network's file name.

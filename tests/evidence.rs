@@ -261,7 +261,7 @@ fn kept_recipes_are_what_the_plan_still_asks_for() {
     for unit in units.iter().filter(|u| kept.has(u)) {
         let Work::Run { run, .. } = &unit.work else { continue };
         let path = kept.unit_folder(&unit.name).join("recipe.toml");
-        let names: Vec<&str> = mcl::methods::METHODS.iter().map(|m| m.name).collect();
+        let names = mcl::methods::names();
         let then = mcl::recipe::Recipe::read(&path, &[], &names).unwrap().flat();
         let text = std::fs::read_to_string(&path).unwrap();
         for (key, value) in run.recipe.flat() {

@@ -8,6 +8,7 @@ use mcl::methods::l_mcl::{LMcl, Options, Setting, Shape};
 use mcl::methods::{Clock, Method};
 use mcl::optim::reverse_hg::{Adjoint, Buffers, Constants, Hvp, Unroll, hypergradient};
 use mcl::params::Params;
+use mcl::system::ranks::Ranks;
 use mcl::train::step::Engine;
 use support::{RULE, batch_of, engine_of};
 use tch::{Device, Kind, Tensor};
@@ -36,7 +37,7 @@ impl Toy {
 
     /// d pi, by these products and adjoints.
     fn gradient(&self, momentum: f64, weight_decay: f64, hvp: Hvp, adjoint: Adjoint) -> f64 {
-        let unroll = Unroll { steps: 3, lr: 0.1, momentum, weight_decay, hvp, adjoint, buffers: Buffers::Restored };
+        let unroll = Unroll { steps: 3, lr: 0.1, momentum, weight_decay, hvp, adjoint, buffers: Buffers::Restored, ranks: Ranks::ALONE };
         hypergradient(&self.theta, &[self.pi.shallow_clone()], unroll, &mut |k, _| Ok(self.objective(k))).unwrap()[0].double_value(&[0])
     }
 
@@ -117,6 +118,7 @@ fn an_objective_that_fails_leaves_theta_as_found() {
         hvp: Hvp::Exact,
         adjoint: Adjoint::Exact,
         buffers: Buffers::Restored,
+        ranks: Ranks::ALONE,
     };
     let result = hypergradient(&toy.theta, &[toy.pi.shallow_clone()], unroll, &mut |k, constants| {
         if k == 1 && constants == Constants::Fresh { Err(mcl::error::Error::failed("no")) } else { Ok(toy.objective(k)) }
@@ -201,8 +203,16 @@ fn pi_stays_when_lambda_cannot_matter() {
 #[test]
 fn meta_steps_come_every_so_many_batches() {
     let shapes = [Shape { stages: 2, width: 4 }; 2];
-    let setting =
-        Setting { shapes: &shapes, train_labels: &[0, 0, 1, 1], batch: 4, rule: RULE, device: Device::Cpu, kind: Kind::Float, seed: 0 };
+    let setting = Setting {
+        shapes: &shapes,
+        train_labels: &[0, 0, 1, 1],
+        batch: 4,
+        rule: RULE,
+        device: Device::Cpu,
+        kind: Kind::Float,
+        seed: 0,
+        ranks: Ranks::ALONE,
+    };
     let method = LMcl::new(Options { meta_every: 3, ..Options::default() }, &setting).unwrap();
     let due: Vec<usize> = (0..8).filter(|&i| method.meta_due(clock(i))).collect();
     assert_eq!(due, [0, 3, 6]);

@@ -7,10 +7,12 @@ use mcl::losses::terms::Terms;
 use mcl::losses::unit::Norm;
 use mcl::methods::l_mcl::{LMcl, Matching, Options, Setting, Shape};
 use mcl::methods::parts::meta_network::MetaNetwork;
-use mcl::methods::{self, Clock, Method, Task};
+use mcl::methods::{self, Clock, Method, Needs, Task};
 use mcl::nets::{self, Outputs};
 use mcl::optim::Rule;
 use mcl::params::Scope;
+use mcl::recipe::{Recipe, Train};
+use mcl::system::ranks::Ranks;
 use tch::{Device, Kind, Tensor};
 
 const RULE: Rule = Rule::Sgd { momentum: 0.9, weight_decay: 5e-4, nesterov: true };
@@ -18,8 +20,20 @@ const CLOCK: Clock = Clock { epoch: 0, batch: 0, step: 0, lr: 0.1, seed: 0 };
 const LABELS: [i64; 6] = [0, 0, 1, 1, 2, 2];
 
 fn method(options: Options, shapes: &[Shape]) -> LMcl {
-    LMcl::new(options, &Setting { shapes, train_labels: &LABELS, batch: 6, rule: RULE, device: Device::Cpu, kind: Kind::Double, seed: 1 })
-        .unwrap()
+    LMcl::new(
+        options,
+        &Setting {
+            shapes,
+            train_labels: &LABELS,
+            batch: 6,
+            rule: RULE,
+            device: Device::Cpu,
+            kind: Kind::Double,
+            seed: 1,
+            ranks: Ranks::ALONE,
+        },
+    )
+    .unwrap()
 }
 
 fn parsed(text: &str) -> Options {
@@ -55,7 +69,7 @@ const TWO: [Shape; 2] = [Shape { stages: 2, width: 4 }, Shape { stages: 3, width
 
 /// Its groups are its own modules: it asks nothing of the cohort.
 fn nobody() -> Cohort {
-    Cohort::new(&[], 4, false, 0, 1, Device::Cpu, Kind::Float, 0)
+    Task::new(&Recipe::default(), &[], 4, &[], Device::Cpu).cohort(Needs::default())
 }
 
 #[test]
@@ -216,19 +230,9 @@ fn mining_decides_how_batches_are_drawn() {
 fn what_it_cannot_do_is_refused_by_name() {
     let archs = [nets::find("resnet8").unwrap(), nets::find("resnet8").unwrap()];
     let refusal = |networks: usize, labels: &[i64], options: &str| {
-        let task = Task {
-            archs: &archs[..networks],
-            classes: 3,
-            train_labels: labels,
-            batch: 6,
-            rule: RULE,
-            label_smoothing: 0.0,
-            holdout: 0,
-            epochs: 1,
-            device: Device::Cpu,
-            kind: Kind::Float,
-            seed: 0,
-        };
+        let train = Train { batch: 6, epochs: 1, seed: 0, ..Train::default() };
+        let recipe = Recipe { train, ..Recipe::default() };
+        let task = Task::new(&recipe, &archs[..networks], 3, labels, Device::Cpu);
         let error = (methods::find("l_mcl").unwrap().build)(&task, options.parse().unwrap()).err().unwrap();
         assert_eq!(error.exit_code(), 2);
         error.to_string()

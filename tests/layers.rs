@@ -7,22 +7,23 @@ use std::path::{Path, PathBuf};
 const MAY_USE: &[(&str, &str)] = &[
     ("error", ""),
     ("registry", "error"),
+    ("settings", "error"),
     ("rng", ""),
     ("files", "error"),
     ("pickle", "error"),
     ("params", "rng"),
-    ("system", "error params"),
+    ("system", "error files params"),
     ("losses", ""),
     ("optim", "error params system"),
     ("nets", "error params registry rng system"),
     ("extractor", "error nets params"),
     ("report", "error files"),
     ("run", "error files report"),
-    ("recipe", "error optim system"),
+    ("recipe", "error files optim settings system"),
     ("data", "error pickle registry rng system"),
     ("weights", "error files nets params pickle"),
     ("cohort", "data nets params rng system"),
-    ("methods", "cohort data error losses nets optim params registry rng system"),
+    ("methods", "cohort data error losses nets optim params recipe registry rng system"),
     ("train", "cohort data error extractor files losses methods nets optim params recipe rng run system weights"),
     ("eval", "data error extractor files losses methods nets params recipe report rng run system train weights"),
     ("export", "data error eval files nets params registry report rng weights"),
@@ -114,6 +115,79 @@ fn no_fixed_device_in_the_maths() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
+/// The names in a run folder, as code would spell them.
+const RUN_FILES: &[&str] = &[
+    "recipe.toml",
+    "asked.toml",
+    "environment.json",
+    "metrics.csv",
+    "metrics.jsonl",
+    "log.txt",
+    "tfevents",
+    "(\"checkpoints\")",
+    "manifest.json",
+    "state.safetensors",
+    "(\"networks\")",
+    "peer-",
+    "best.safetensors",
+    "summary.json",
+    "results.csv",
+    "results.jsonl",
+    "evidence.json",
+];
+
+/// A file's code without its comments and its own tests, line by line with the number.
+fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let lines = text.split("#[cfg(test)]").next().unwrap_or_default().lines().enumerate();
+    lines.filter(|(_, line)| !line.trim_start().starts_with("//")).map(|(i, line)| (i + 1, line.split(" // ").next().unwrap_or_default()))
+}
+
+/// The run folder has one owner: whoever needs a path, or a name for a message, asks `RunFolder`.
+#[test]
+fn only_run_spells_the_names_in_a_run_folder() {
+    let mut files = vec![];
+    rust_files(Path::new("src"), &mut files);
+    let mut faults = vec![];
+    for path in files.iter().filter(|path| !path.starts_with("src/run") && !path.ends_with("src/run.rs")) {
+        let text = fs::read_to_string(path).unwrap();
+        for (number, line) in code(&text) {
+            if let Some(name) = RUN_FILES.iter().find(|name| line.contains(*name)) {
+                faults.push(format!("{}:{number}: spells {name}", path.display()));
+            }
+        }
+    }
+    faults.sort();
+    assert!(faults.is_empty(), "{} places outside src/run.rs:\n{}", faults.len(), faults.join("\n"));
+}
+
+/// Statics that may change: scratch of a thread, and what is written once.
+const MAY_CHANGE: &[(&str, &str)] = &[
+    ("src/nets/layers.rs", "MACS"),           // counts the multiply-adds of one thread
+    ("src/nets/kernels/direct.rs", "PADDED"), // a thread's padded input, kept for the next convolution
+    ("src/nets/kernels/parallel.rs", "GOMP"), // where libgomp's entry point is, looked up once
+];
+
+/// What changes while the program runs is handed down, so that two runs in one process do not meet. MPI is one for the whole process.
+#[test]
+fn no_static_that_changes_outside_ranks() {
+    let changes = ["Atomic", "Mutex", "RwLock", "Cell", "OnceLock", "LazyLock", "mut "];
+    let mut files = vec![];
+    rust_files(Path::new("src"), &mut files);
+    let mut faults = vec![];
+    for path in files.iter().filter(|path| !path.ends_with("system/ranks/mpi.rs")) {
+        let text = fs::read_to_string(path).unwrap();
+        for (number, line) in code(&text) {
+            let words = line.trim_start().trim_start_matches("pub(crate) ").trim_start_matches("pub ");
+            let Some(words) = words.strip_prefix("static ") else { continue };
+            let listed = MAY_CHANGE.iter().any(|(file, name)| path.ends_with(file) && words.starts_with(&format!("{name}:")));
+            if !listed && changes.iter().any(|kind| words.contains(kind)) {
+                faults.push(format!("{}:{number}: {}", path.display(), line.trim()));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
 /// No architecture, method or dataset is named outside its file, its registry and the recipes.
 #[test]
 fn the_trainer_names_no_method_architecture_or_dataset() {
@@ -122,9 +196,10 @@ fn the_trainer_names_no_method_architecture_or_dataset() {
         .map(|m| m.name)
         .chain(mcl::nets::archs().map(|a| a.name))
         .chain(mcl::data::DATASETS.iter().map(|d| d.name));
-    let text = fs::read_to_string("src/train/mod.rs").unwrap()
-        + &fs::read_to_string("src/train/step.rs").unwrap()
-        + &fs::read_to_string("src/cohort.rs").unwrap();
+    let mut files = vec![PathBuf::from("src/cohort.rs")];
+    rust_files(Path::new("src/train"), &mut files);
+    let text: String =
+        files.iter().map(|path| code(&fs::read_to_string(path).unwrap()).map(|(_, line)| line).collect::<String>()).collect();
     for name in names {
         assert!(!text.contains(&format!("\"{name}\"")), "the trainer names {name}");
     }

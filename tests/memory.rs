@@ -6,10 +6,11 @@ use mcl::error::Result;
 use mcl::losses::contrast::BankLayout;
 use mcl::methods::parts::memory_bank::{BankSetup, MemoryBank};
 use mcl::rng;
+use mcl::system::ranks::Ranks;
 use tch::{Device, Kind, Tensor};
 
 fn setup(labels: &[i64], dim: i64, negatives: usize, layout: BankLayout) -> BankSetup<'_> {
-    BankSetup { networks: 2, dim, negatives, layout, labels, device: Device::Cpu, kind: Kind::Float, seed: 5 }
+    BankSetup { networks: 2, dim, negatives, layout, labels, device: Device::Cpu, kind: Kind::Float, seed: 5, ranks: Ranks::ALONE }
 }
 
 fn table(bank: &MemoryBank, name: &str) -> Tensor {

@@ -19,7 +19,7 @@ use support::write_colours;
 use tch::{Device, Kind};
 
 fn recipe(method: &str, count: usize, options: &str) -> Recipe {
-    let names: Vec<&str> = METHODS.iter().map(|m| m.name).collect();
+    let names = mcl::methods::names();
     let archs = vec!["\"resnet8\""; count].join(", ");
     let text = format!(
         "[data]\nname = \"cifar10\"\nholdout = 2\nimage_size = 16\n[cohort]\narchs = [{archs}]\n[train]\nbatch = 16\nepochs = 2\nlr = 0.05\n[method]\nname = \"{method}\"\n{options}"
@@ -41,6 +41,7 @@ fn run(recipe: &Recipe, data: &Path, out: &Path, stop: bool) -> mcl::error::Resu
         init: None,
         quiet: true,
         commit: "test",
+        ranks: mcl::system::ranks::Ranks::ALONE,
         stop: &stop,
     })
 }

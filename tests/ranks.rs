@@ -13,13 +13,12 @@ use std::sync::Mutex;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use mcl::cohort::Cohort;
 use mcl::data::Batch;
 use mcl::error::Error;
 use mcl::methods::{self, Clock, Task};
 use mcl::nets;
-use mcl::optim::Rule;
-use mcl::system::ranks;
+use mcl::recipe::{Recipe, Train};
+use mcl::system::ranks::{self, Ranks};
 use mcl::train::step::Engine;
 use support::{SMALL, TRAIN, recipe, text};
 use tch::{Device, Kind, Tensor};
@@ -27,7 +26,6 @@ use tch::{Device, Kind, Tensor};
 /// One test at a time: two ranks fill two cores, and one test measures seconds.
 static ALONE: Mutex<()> = Mutex::new(());
 
-const RULE: Rule = Rule::Sgd { momentum: 0.9, weight_decay: 5e-4, nesterov: true };
 /// Eight classes, two images each.
 const IMAGES: i64 = 16;
 
@@ -55,29 +53,28 @@ fn ranks_do(count: usize, task: &str, folder: &Path) {
 #[ignore = "a rank of the other tests"]
 fn one_rank() {
     tch::set_num_threads(1);
-    ranks::join().unwrap();
+    let ranks = ranks::join(false).unwrap();
     let task = std::env::var("MCL_TASK").unwrap();
     let folder = std::env::var("MCL_FOLDER").unwrap();
     let words: Vec<&str> = task.split(' ').collect();
     match words[..] {
         ["train", method, kind, steps, options] => {
             let kind = if kind == "f64" { Kind::Double } else { Kind::Float };
-            ranks::cooperate(true, true);
-            let mut engine = engine(method, &options.replace(';', "\n"), kind);
+            let mut engine = engine(method, &options.replace(';', "\n"), kind, ranks.sharing(true, true));
             for step in 0..steps.parse().unwrap() {
-                engine.step(&[batch(step, kind)], clock(step), None).unwrap();
+                engine.step(&[batch(step, kind, ranks)], clock(step), None).unwrap();
             }
-            ranks::agree(&engine.state(), 0).unwrap();
-            if ranks::leads() {
-                let name = format!("{}.safetensors", ranks::count());
+            ranks.check_same_state(&engine.state(), 0).unwrap();
+            if ranks.leads() {
+                let name = format!("{}.safetensors", ranks.count());
                 Tensor::write_safetensors(&engine.state(), Path::new(&folder).join(name)).unwrap();
             }
         }
-        ["sums"] => sums(),
+        ["sums"] => sums(ranks),
         ["diverge"] => {
-            let mut engine = engine("baseline", "", Kind::Float);
-            let mut own = batch(0, Kind::Float);
-            if ranks::rank() == 1 {
+            let mut engine = engine("baseline", "", Kind::Float, ranks);
+            let mut own = batch(0, Kind::Float, ranks);
+            if ranks.rank() == 1 {
                 own.views[0] = &own.views[0] * f64::NAN;
             }
             match engine.step(&[own], clock(3), None) {
@@ -86,74 +83,62 @@ fn one_rank() {
             }
         }
         ["apart"] => {
-            let engine = engine("baseline", "", Kind::Float);
-            ranks::agree(&engine.state(), 5).unwrap();
-            if ranks::rank() == 1 {
+            let engine = engine("baseline", "", Kind::Float, ranks);
+            ranks.check_same_state(&engine.state(), 5).unwrap();
+            if ranks.rank() == 1 {
                 let (_, weight) = &engine.theta.vars[2];
                 let _ = tch::no_grad(|| weight.shallow_clone().g_add_scalar_(1e-6));
             }
-            let message = ranks::agree(&engine.state(), 5).unwrap_err().to_string();
+            let message = ranks.check_same_state(&engine.state(), 5).unwrap_err().to_string();
             assert!(message.contains(&engine.theta.vars[2].0) && message.contains("of rank 1"), "{message}");
         }
         _ => panic!("no such task: {task}"),
     }
-    ranks::leave();
+    ranks.leave();
 }
 
 /// A closed form: L = sum over ranks r of mean(r) x total^2 with total = sum of all x, on x_r = [r + 1, 2]; and what is gathered.
-fn sums() {
-    let own = Tensor::from_slice(&[ranks::rank() as f64 + 1.0, 2.0]).set_requires_grad(true);
-    let (count, r) = (ranks::count() as f64, ranks::rank() as f64);
+fn sums(ranks: Ranks) {
+    let own = Tensor::from_slice(&[ranks.rank() as f64 + 1.0, 2.0]).set_requires_grad(true);
+    let (count, r) = (ranks.count() as f64, ranks.rank() as f64);
     let total = count * (count + 1.0) / 2.0 + 2.0 * count;
     // Every rank's loss is w_r (sum x)^2 with w_r = r + 1: the derivative after any x is 2 (sum of w) total, the second 2 (sum of w).
     let weights = count * (count + 1.0) / 2.0;
-    let loss = ranks::sum_live(&own.sum(None)).square() * (r + 1.0);
+    let loss = ranks.sum_live(&own.sum(None)).square() * (r + 1.0);
     let first = Tensor::run_backward(&[&loss], &[&own], true, true);
     assert_eq!(Vec::<f64>::try_from(&first[0]).unwrap(), [2.0 * weights * total; 2]);
     // Of the sum of all ranks' first derivatives (two numbers each).
     let second = Tensor::run_backward(&[&first[0].sum(None)], &[&own], false, false);
     assert_eq!(Vec::<f64>::try_from(&second[0]).unwrap(), [4.0 * weights * count; 2]);
-    let all = ranks::gather(&own.detach(), 0);
-    let expected: Vec<f64> = (0..ranks::count()).flat_map(|r| [r as f64 + 1.0, 2.0]).collect();
+    let all = ranks.gather(&own.detach(), 0);
+    let expected: Vec<f64> = (0..ranks.count()).flat_map(|r| [r as f64 + 1.0, 2.0]).collect();
     assert_eq!(Vec::<f64>::try_from(&all).unwrap(), expected);
-    let means = ranks::mean(vec![own.detach(), Tensor::from(r as f32), Tensor::from_slice(&[4f32; 3])]);
+    let means = ranks.mean(vec![own.detach(), Tensor::from(r as f32), Tensor::from_slice(&[4f32; 3])]);
     assert_eq!(means[0].double_value(&[0]), (count + 1.0) / 2.0);
     assert_eq!(means[1].double_value(&[]), (count - 1.0) / 2.0);
     assert_eq!(Vec::<f32>::try_from(&means[2]).unwrap(), [4.0; 3]);
-    assert_eq!(ranks::told(ranks::count() - 1, &format!("rank {}", ranks::rank())), format!("rank {}", ranks::count() - 1));
-    assert_eq!(ranks::any([ranks::rank() == 1, false]), [true, false]);
+    assert_eq!(ranks.broadcast_text(ranks.count() - 1, &format!("rank {}", ranks.rank())), format!("rank {}", ranks.count() - 1));
+    assert_eq!(ranks.any([ranks.rank() == 1, false]), [true, false]);
 }
 
-fn engine(method: &str, options: &str, kind: Kind) -> Engine {
+fn engine(method: &str, options: &str, kind: Kind, ranks: Ranks) -> Engine {
     let archs = [nets::find("resnet8").unwrap(), nets::find("resnet8").unwrap()];
     let labels: Vec<i64> = (0..80).map(|i| i / 10).collect();
-    let task = Task {
-        archs: &archs,
-        classes: 8,
-        train_labels: &labels,
-        batch: IMAGES as usize,
-        rule: RULE,
-        label_smoothing: 0.0,
-        holdout: 0,
-        epochs: 2,
-        device: Device::Cpu,
-        kind,
-        seed: 7,
-    };
+    let train = Train { batch: IMAGES as usize, epochs: 2, seed: 7, ..Train::default() };
+    let recipe = Recipe { train, ..Recipe::default() };
+    let task = Task { kind, ranks, ..Task::new(&recipe, &archs, 8, &labels, Device::Cpu) };
     let method = (methods::find(method).unwrap().build)(&task, options.parse().unwrap()).unwrap();
-    let needs = method.needs();
-    let cohort = Cohort::new(&needs.archs(&archs), 8, needs.branches, needs.shared_stages, 1, Device::Cpu, kind, 7);
-    Engine::new(cohort, method, RULE)
+    Engine::of(&task, method)
 }
 
 /// This rank's part of a batch: other images every step.
-fn batch(step: usize, kind: Kind) -> Batch {
+fn batch(step: usize, kind: Kind, ranks: Ranks) -> Batch {
     let side = 16;
     let numbers = Tensor::arange(IMAGES * 3 * side * side, (Kind::Double, Device::Cpu));
     let images = (numbers * (0.37 + 0.01 * step as f64)).sin().view([IMAGES, 3, side, side]).to_kind(kind);
     let labels: Vec<i64> = (0..IMAGES).map(|i| i / 2).collect();
     let index: Vec<i64> = (0..IMAGES).map(|i| i / 2 * 10 + i % 2 + step as i64 % 5).collect();
-    let part = ranks::part(IMAGES as usize);
+    let part = ranks.part(IMAGES as usize);
     let rows = |t: Tensor| t.narrow(0, part.start as i64, part.len() as i64);
     Batch { views: vec![rows(images)], labels: rows(Tensor::from_slice(&labels)), index: rows(Tensor::from_slice(&index)), noise: 1 }
 }

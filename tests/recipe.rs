@@ -85,6 +85,69 @@ fn a_resolved_recipe_reads_back_to_itself() {
     assert_ne!(recipe.hash(), parse("", &[]).unwrap().hash());
 }
 
+/// The text and hash of a run folder that release 0.1.0 made: a run is known by this hash, so keys that recipes get later must not
+/// change it.
+#[test]
+fn a_recipe_of_the_first_release_keeps_its_hash() {
+    let text = r#"[cohort]
+archs = ["resnet8", "resnet8"]
+[data]
+fraction = 0.3
+holdout = 2
+image_size = 16
+name = "synthetic"
+[method]
+alpha = 0.1
+beta = 1.0
+dim = 128
+hvp = "exact"
+inner_momentum = 0.0
+inner_weight_decay = 0.0
+matching = "weighted"
+meta_every = 7
+meta_steps = 2
+mining = "batch"
+mode = "paper"
+name = "l_mcl"
+negatives = 8192
+preset = "cifar"
+queue_length = 16384
+tau = 0.1
+temperature = 3.0
+[method.terms]
+ens = 1.0
+gate = true
+icl = 1.0
+soft_icl = 1.0
+soft_vcl = 1.0
+task = 1.0
+task_gate = 1.0
+vcl = 1.0
+[train]
+batch = 16
+epochs = 4
+lr = 0.05
+"#;
+    assert_eq!(parse(text, &[]).unwrap().hash(), "923f94ff215f63fb");
+}
+
+/// A dataset's own options are part of the recipe; a key that the dataset does not take is refused.
+#[test]
+fn keys_of_data_that_nobody_takes_are_refused() {
+    for set in ["data.fractoin=0.5", "data.anything={ a = 1 }"] {
+        let error = parse("", &[set]).unwrap_err();
+        let key = set.split(['.', '=']).nth(1).unwrap();
+        assert!(error.contains(&format!("--set {set}: [data] unknown field `{key}`")) && error.contains("`fraction`"), "{error}");
+    }
+    let error = parse("[data]\nfraction = \"half\"", &[]).unwrap_err();
+    assert!(error.contains("[data]") && error.contains("half"), "{error}");
+    let mut recipe = parse("", &[]).unwrap();
+    let before = recipe.hash();
+    recipe.data.options.insert("shapes".into(), 3.into());
+    assert_eq!(recipe.flat()["data.shapes"], "3");
+    assert!(recipe.to_toml().contains("shapes = 3") && recipe.hash() != before);
+}
+
 #[test]
 fn only_epochs_and_save_may_differ_on_resume() {
     let saved = parse("[train]\nbatch = 64", &[]).unwrap();
@@ -97,7 +160,7 @@ fn only_epochs_and_save_may_differ_on_resume() {
 /// Every recipe we ship is read and refers to things that exist.
 #[test]
 fn shipped_recipes_are_valid() {
-    let methods: Vec<&str> = mcl::methods::METHODS.iter().map(|m| m.name).collect();
+    let methods = mcl::methods::names();
     let mut count = 0;
     for entry in std::fs::read_dir("protocols/pretrain").unwrap() {
         let path = entry.unwrap().path();

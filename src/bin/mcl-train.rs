@@ -15,9 +15,9 @@ use mcl::experiment::jobs;
 use mcl::methods;
 use mcl::recipe::Recipe;
 use mcl::report::{Cell, Table};
-use mcl::run::{FOUR_WAYS, Summary};
+use mcl::run::{FOUR_WAYS, RunFolder, Summary};
 use mcl::system::device::{self, DeviceChoice};
-use mcl::system::ranks;
+use mcl::system::ranks::{self, Ranks};
 use mcl::train::{self, Job};
 
 /// What this program was built from; `make` says.
@@ -134,39 +134,48 @@ struct CompareArgs {
 
 fn main() -> ExitCode {
     mcl::system::allocator::keep_large_blocks();
-    match act(Cli::parse()) {
+    let cli = Cli::parse();
+    let joined = match &cli.command {
+        Command::Run(args) => ranks::join(args.cuda_aware_mpi),
+        _ => Ok(Ranks::ALONE),
+    };
+    let ranks = match joined {
+        Ok(ranks) => ranks,
+        Err(e) => return fail(e, Ranks::ALONE),
+    };
+    match act(cli, ranks) {
         Ok(()) => {
-            ranks::leave();
+            ranks.leave();
             ExitCode::SUCCESS
         }
-        Err(e) => fail(e),
+        Err(e) => fail(e, ranks),
     }
 }
 
 /// One message, whatever the number of ranks.
-fn fail(e: Error) -> ExitCode {
+fn fail(e: Error, ranks: Ranks) -> ExitCode {
     let code = e.exit_code();
     // In one piece: launchers weave the output of ranks together as it comes.
     let say = |who: String| {
         let _ = std::io::stderr().write_all(format!("mcl-train: {who}{e}\n").as_bytes());
     };
     // Every rank knows of these: they leave together.
-    if ranks::count() == 1 || matches!(e, Error::Interrupted(_) | Error::Diverged { .. }) {
-        if ranks::leads() {
+    if ranks.count() == 1 || matches!(e, Error::Interrupted(_) | Error::Diverged { .. }) {
+        if ranks.leads() {
             say(String::new());
         }
-        ranks::leave();
+        ranks.leave();
         return ExitCode::from(code as u8);
     }
-    if ranks::leads() {
+    if ranks.leads() {
         say(String::new());
         std::thread::sleep(Duration::from_millis(200)); // so that the message is through before the launcher's own
     } else {
         // What went wrong on every rank is rank 0's to say; what went wrong here alone is said here.
         std::thread::sleep(Duration::from_secs(3));
-        say(format!("rank {}: ", ranks::rank()));
+        say(format!("rank {}: ", ranks.rank()));
     }
-    ranks::end_all(code)
+    ranks.end_all(code)
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
@@ -176,9 +185,9 @@ fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-fn act(cli: Cli) -> Result<()> {
+fn act(cli: Cli, ranks: Ranks) -> Result<()> {
     match cli.command {
-        Command::Run(args) => run(args),
+        Command::Run(args) => run(args, ranks),
         Command::Compare(args) => compare(args),
         Command::List { what } => {
             print!(
@@ -195,11 +204,8 @@ fn act(cli: Cli) -> Result<()> {
     }
 }
 
-fn run(args: RunArgs) -> Result<()> {
-    ranks::join()?;
-    ranks::cuda_aware(args.cuda_aware_mpi);
-    let names: Vec<&str> = methods::METHODS.iter().map(|m| m.name).collect();
-    let recipe = Recipe::read(&args.recipe, &args.sets, &names)?;
+fn run(args: RunArgs, ranks: Ranks) -> Result<()> {
+    let recipe = Recipe::read(&args.recipe, &args.sets, &methods::names())?;
     let out = args.out.unwrap_or_else(|| {
         let stem = args.recipe.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let stamp = chrono::Local::now().format("%Y%m%d-%H%M%S");
@@ -207,23 +213,24 @@ fn run(args: RunArgs) -> Result<()> {
     });
     let stop = Arc::new(AtomicBool::new(false));
     jobs::watch_signals(&stop)?;
-    ranks::watch(Duration::from_secs_f64(args.rank_timeout), &stop);
-    let threads = device::set_threads(args.threads);
+    ranks.watch(Duration::from_secs_f64(args.rank_timeout), &stop);
+    let threads = device::set_threads_among(args.threads, ranks.place().local_count);
     let job = Job {
         recipe,
         out,
         data: args.data,
-        device: args.device.of_rank(),
+        device: args.device.of_rank(ranks.place()),
         threads,
         resume: args.resume,
         from: args.from,
         init: args.init,
         quiet: args.quiet,
         commit: COMMIT,
+        ranks,
         stop: &stop,
     };
     let summary = train::run(job)?;
-    if ranks::leads() {
+    if ranks.leads() {
         print_summary(&summary);
     }
     Ok(())
@@ -275,8 +282,11 @@ fn print_summary(summary: &Summary) {
     print!("{}", shown.plain());
     match summary.best {
         Some(best) => println!(
-            "The held-out part chose network {} at epoch {} ({:.2} % there): networks/best.safetensors",
-            best.peer, best.epoch, best.holdout_top1
+            "The held-out part chose network {} at epoch {} ({:.2} % there): {}",
+            best.peer,
+            best.epoch,
+            best.holdout_top1,
+            RunFolder::at(&summary.out).best_network().display()
         ),
         None => println!("No held-out part (data.holdout = 0): the last epoch ships, no choice was made."),
     }

@@ -22,6 +22,7 @@ use crate::nets::Outputs;
 use crate::optim::reverse_hg::{Adjoint, Buffers, Constants, Hvp, Unroll, hypergradient};
 use crate::optim::{Rule, grads};
 use crate::params::{Init, Params, Scope};
+use crate::system::ranks::Ranks;
 
 /// Golden files of the package, made by tests/golden/make.py.
 const SHIPPED: &[(&str, &[u8])] = &[
@@ -283,7 +284,8 @@ impl Golden {
         let shapes: Vec<Shape> = outs.iter().map(|o| Shape { stages: o.feats.len(), width: o.feat().size()[1] }).collect();
         let labels = Vec::<i64>::try_from(self.get("labels")?)?;
         let rule = Rule::Sgd { momentum: 0.9, weight_decay: 5e-4, nesterov: true };
-        let setting = Setting { shapes: &shapes, train_labels: &labels, batch: labels.len(), rule, device, kind, seed: 0 };
+        let setting =
+            Setting { shapes: &shapes, train_labels: &labels, batch: labels.len(), rule, device, kind, seed: 0, ranks: Ranks::ALONE };
         let method = LMcl::new(options, &setting)?;
         let _guard = tch::no_grad_guard();
         let write = |var: Option<&Tensor>, name: String| -> Result<()> {
@@ -429,7 +431,16 @@ pub fn hypergradient_error(device: Device, beta: f64, momentum: f64, weight_deca
     let lr = 0.05;
     let mut cohort = Smooth::new(device, beta);
     let (theta, pi) = (cohort.theta.shallow_clone(), cohort.pi.tensors());
-    let unroll = Unroll { steps: 3, lr, momentum, weight_decay, hvp: Hvp::Exact, adjoint: Adjoint::Exact, buffers: Buffers::Restored };
+    let unroll = Unroll {
+        steps: 3,
+        lr,
+        momentum,
+        weight_decay,
+        hvp: Hvp::Exact,
+        adjoint: Adjoint::Exact,
+        buffers: Buffers::Restored,
+        ranks: Ranks::ALONE,
+    };
     let gradient = hypergradient(&theta, &pi, unroll, &mut |k, how| Ok(cohort.objective(k, how)))?;
     let start = cohort.pi.snapshot();
     let (mut worst, mut largest) = (0f64, 0f64);

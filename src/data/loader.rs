@@ -12,7 +12,7 @@ use super::augment::{Table, Transform};
 use super::{Batch, Pixels, Split};
 use crate::error::{Error, Result};
 use crate::rng::{self, Rng};
-use crate::system::ranks;
+use crate::system::ranks::Ranks;
 
 /// Batches made but not yet taken.
 const AHEAD: usize = 2;
@@ -28,13 +28,23 @@ impl Loader {
     /// `order` holds places in the split, batch by batch; `first` is the batch to start at. Every view is an augmentation of its own.
     pub fn new(split: &Split, order: Vec<Vec<u32>>, transform: Transform, views: usize, seed: u64, epoch: u64, first: usize) -> Loader {
         let table = transform.table();
-        Loader::start(Maker { split: split.clone(), transform, table, views, seed, epoch, shared: false }, order, first)
+        Loader::start(Maker { split: split.clone(), transform, table, views, seed, epoch, ranks: Ranks::ALONE }, order, first)
     }
 
-    /// The same batches, of each the part that falls to this rank (`ranks::part`): all ranks' parts are what `new` makes.
-    pub fn of_rank(split: &Split, order: Vec<Vec<u32>>, transform: Transform, views: usize, seed: u64, epoch: u64, first: usize) -> Loader {
+    /// The same batches, of each the part that falls to this rank (`Ranks::part`): all ranks' parts are what `new` makes.
+    #[allow(clippy::too_many_arguments)]
+    pub fn of_rank(
+        split: &Split,
+        order: Vec<Vec<u32>>,
+        transform: Transform,
+        views: usize,
+        seed: u64,
+        epoch: u64,
+        first: usize,
+        ranks: Ranks,
+    ) -> Loader {
         let table = transform.table();
-        Loader::start(Maker { split: split.clone(), transform, table, views, seed, epoch, shared: true }, order, first)
+        Loader::start(Maker { split: split.clone(), transform, table, views, seed, epoch, ranks }, order, first)
     }
 
     fn start(maker: Maker, order: Vec<Vec<u32>>, first: usize) -> Loader {
@@ -58,11 +68,6 @@ impl Loader {
         let places: Vec<u32> = (0..split.len() as u32).collect();
         Loader::new(split, places.chunks(batch.max(1)).map(<[u32]>::to_vec).collect(), transform, 1, 0, 0, 0)
     }
-
-    /// How many batches are still to come.
-    pub fn left(&self) -> usize {
-        self.left
-    }
 }
 
 impl Iterator for Loader {
@@ -77,6 +82,11 @@ impl Iterator for Loader {
         // After a fault there is nothing more to come.
         self.left = if batch.is_ok() { self.left - 1 } else { 0 };
         Some(batch.map(Made::batch))
+    }
+
+    /// A fault ends the batches early.
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (0, Some(self.left))
     }
 }
 
@@ -116,13 +126,13 @@ struct Maker {
     views: usize,
     seed: u64,
     epoch: u64,
-    /// Is a batch made by all ranks together?
-    shared: bool,
+    /// Who make a batch together.
+    ranks: Ranks,
 }
 
 impl Maker {
     fn batch(&self, at: u64, indices: &[u32]) -> Result<Made> {
-        let part = if self.shared { ranks::part(indices.len()) } else { 0..indices.len() };
+        let part = self.ranks.part(indices.len());
         let side = self.transform.size as i64;
         let shape = [part.len() as i64, side, side, 3];
         let views = self.floats(at, indices, part.clone())?;
@@ -131,8 +141,8 @@ impl Maker {
         let index = indices.iter().map(|&i| i64::from(i)).collect();
         let mut noise = rng::stream(self.seed, "noise", &[self.epoch, at]).next_u64();
         // What is dropped or drawn for one rank's images is not what is dropped for another's.
-        if self.shared && !ranks::leads() {
-            noise = rng::derive(noise, "rank", ranks::rank() as u64);
+        if !self.ranks.leads() {
+            noise = rng::derive(noise, "rank", self.ranks.rank() as u64);
         }
         Ok(Made { views, shape, labels, index, noise })
     }

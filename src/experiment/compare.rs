@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::error::{Error, Result};
 use crate::experiment::jobs::{self, Planned};
 use crate::files;
-use crate::methods::{self, METHODS};
+use crate::methods;
 use crate::recipe::Recipe;
 use crate::report::{Cell, Table, paper, table};
 use crate::run::Summary;
@@ -60,7 +60,7 @@ fn plan(comparison: &Comparison) -> Result<Vec<Planned>> {
     if comparison.methods.is_empty() || comparison.seeds == 0 {
         return Err(Error::input("compare needs at least one method (--methods) and one seed (--seeds)"));
     }
-    let names: Vec<&str> = METHODS.iter().map(|m| m.name).collect();
+    let names = methods::names();
     let mut plan: Vec<Planned> = vec![];
     for (i, method) in comparison.methods.iter().enumerate() {
         methods::find(method)?;

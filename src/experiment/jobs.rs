@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tch::{Device, Kind};
+use tch::Device;
 
 use crate::error::{Error, Result};
 use crate::files;
@@ -61,20 +61,7 @@ impl Planned {
 pub fn accepts(recipe: &Recipe) -> Result<()> {
     let archs = recipe.cohort.archs.iter().map(|name| nets::find(name)).collect::<Result<Vec<_>>>()?;
     let labels: Vec<i64> = (0..20).map(|i| i % 10).collect();
-    let t = &recipe.train;
-    let task = Task {
-        archs: &archs,
-        classes: 10,
-        train_labels: &labels,
-        batch: t.batch,
-        rule: t.rule(),
-        label_smoothing: t.label_smoothing,
-        holdout: recipe.data.holdout,
-        epochs: t.epochs,
-        device: Device::Cpu,
-        kind: Kind::Float,
-        seed: t.seed,
-    };
+    let task = Task::new(recipe, &archs, 10, &labels, Device::Cpu);
     (methods::find(recipe.method_name())?.build)(&task, recipe.method_options()).map(drop)
 }
 

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::eval::measures::linear_probe;
 use crate::experiment::jobs::{self, Planned};
 use crate::files;
-use crate::methods::METHODS;
+use crate::methods;
 use crate::recipe::{self, Recipe};
 
 /// A plan file.
@@ -145,7 +145,7 @@ impl Plan {
 
     /// All units in the order they are made. `file` is the plan's own path; runs go below `runs`.
     pub fn units(&self, file: &Path, runs: &Path) -> Result<Vec<Unit>> {
-        let names: Vec<&str> = METHODS.iter().map(|m| m.name).collect();
+        let names = methods::names();
         let protocol = self.protocol(file);
         let text = std::fs::read_to_string(&protocol).map_err(Error::open(&protocol))?;
         let origin = protocol.display().to_string();

@@ -6,8 +6,8 @@
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Reduction, Tensor};
 
-use super::{Batches, Clock, Method, MethodSpec, Start, Task, at_least, count, positive, read_options, resolved, weights};
-use crate::cohort::Cohort;
+use super::{Batches, Clock, Method, MethodSpec, Needs, Start, Task, at_least, count, positive, read_options, resolved, weights};
+use crate::cohort::{Cohort, CohortOptions};
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::losses::logit;
@@ -78,7 +78,7 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
         ));
     }
     count("angle_samples", options.angle_samples as i64, 2)?;
-    let teachers = Cohort::new(task.archs, task.classes, false, 0, 1, task.device, task.kind, task.seed);
+    let teachers = task.cohort(Needs::default());
     let (archs, classes, device, kind, seed, smoothing) =
         (task.archs.to_vec(), task.classes, task.device, task.kind, task.seed, task.label_smoothing);
     Ok(Box::new(CkdMkt { options, pretrain, archs, classes, device, kind, seed, smoothing, teachers, targets: vec![] }))
@@ -121,7 +121,17 @@ impl Method for CkdMkt {
         }
         self.teachers.params().copy_from(&cohort.params());
         let seed = rng::derive(self.seed, "second phase", 0);
-        cohort.params().copy_from(&Cohort::new(&self.archs, self.classes, false, 0, 1, self.device, self.kind, seed).params());
+        let fresh = Cohort::new(&CohortOptions {
+            archs: &self.archs,
+            classes: self.classes,
+            branches: false,
+            shared_stages: 0,
+            device: self.device,
+            kind: self.kind,
+            seed,
+            ranks: cohort.ranks,
+        });
+        cohort.params().copy_from(&fresh.params());
         Ok(Start::Anew)
     }
 

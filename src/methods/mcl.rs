@@ -22,7 +22,7 @@ use crate::nets::Outputs;
 use crate::optim::Rule;
 use crate::params::{Named, Params, Scope};
 use crate::rng;
-use crate::system::ranks;
+use crate::system::ranks::Ranks;
 
 pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "mcl",
@@ -105,6 +105,7 @@ struct Mcl {
     rule: Rule,
     shared_stages: usize,
     smoothing: f64,
+    ranks: Ranks,
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
@@ -134,6 +135,7 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
             device: task.device,
             kind: task.kind,
             seed: task.seed,
+            ranks: task.ranks,
         })?),
     };
     Ok(Box::new(Mcl {
@@ -145,6 +147,7 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
         rule: task.rule,
         shared_stages,
         smoothing: task.label_smoothing,
+        ranks: task.ranks,
     }))
 }
 
@@ -180,7 +183,7 @@ impl Method for Mcl {
         let embeds = Tensor::stack(&self.embed(outs), 0);
         let parts = match &self.bank {
             None => {
-                let (embeds, labels) = (ranks::for_contrast(&embeds, 1), ranks::for_contrast(&batch.labels, 0));
+                let (embeds, labels) = (self.ranks.for_contrast(&embeds, 1), self.ranks.for_contrast(&batch.labels, 0));
                 let in_batch = Contrast::in_batch(&labels, self.tau, embeds.kind());
                 information::note(&mut terms, &embeds.unbind(0).iter().collect::<Vec<_>>(), &Samples::Batch(&in_batch));
                 contrast::mcl(&embeds, &in_batch, soft_terms)

@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tch::{Device, Kind, Tensor};
 
-use crate::cohort::{Cohort, Peer};
+use crate::cohort::{Cohort, CohortOptions, Peer};
 use crate::data::{Batch, Sampling};
 use crate::error::{Error, Result};
 use crate::losses::logit;
@@ -26,7 +26,9 @@ use crate::nets::layers::Pass;
 use crate::nets::{Arch, Network, Outputs};
 use crate::optim::{Rule, Schedule};
 use crate::params::{Named, Params};
+use crate::recipe::Recipe;
 use crate::registry;
+use crate::system::ranks::Ranks;
 
 /// Every method, in the order they are listed.
 pub const METHODS: &[MethodSpec] = &[
@@ -69,6 +71,11 @@ pub fn find(name: &str) -> Result<&'static MethodSpec> {
     registry::find("method", name, METHODS, |m| m.name)
 }
 
+/// The names of all methods, in the order they are listed.
+pub fn names() -> Vec<&'static str> {
+    METHODS.iter().map(|m| m.name).collect()
+}
+
 /// What a method may know about the job when it is built.
 pub struct Task<'a> {
     /// The architectures of the recipe's networks.
@@ -93,6 +100,43 @@ pub struct Task<'a> {
     pub kind: Kind,
     /// Decides their starting values.
     pub seed: u64,
+    /// The processes that train together.
+    pub ranks: Ranks,
+}
+
+impl<'a> Task<'a> {
+    /// What the recipe says, for these networks and training labels, in one process and f32.
+    pub fn new(recipe: &Recipe, archs: &'a [&'static Arch], classes: i64, train_labels: &'a [i64], device: Device) -> Task<'a> {
+        let train = &recipe.train;
+        Task {
+            archs,
+            classes,
+            train_labels,
+            batch: train.batch,
+            rule: train.rule(),
+            label_smoothing: train.label_smoothing,
+            holdout: recipe.data.holdout,
+            epochs: train.epochs,
+            device,
+            kind: Kind::Float,
+            seed: train.seed,
+            ranks: Ranks::ALONE,
+        }
+    }
+
+    /// A cohort as a method with these needs trains it.
+    pub fn cohort(&self, needs: Needs) -> Cohort {
+        Cohort::new(&CohortOptions {
+            archs: &needs.archs(self.archs),
+            classes: self.classes,
+            branches: needs.branches,
+            shared_stages: needs.shared_stages,
+            device: self.device,
+            kind: self.kind,
+            seed: self.seed,
+            ranks: self.ranks,
+        })
+    }
 }
 
 /// One view shared by all peers, or one each.
@@ -281,9 +325,9 @@ pub trait Method: Send {
         false
     }
 
-    /// After the step: averages, discriminators, the meta step (on the last batch, when gradients were accumulated). Returns numbers to log.
-    fn after_step(&mut self, _stepped: Stepped<'_>) -> Result<Vec<(String, f64)>> {
-        Ok(vec![])
+    /// After the step: averages, discriminators, the meta step (on the last batch, when gradients were accumulated).
+    fn after_step(&mut self, _stepped: Stepped<'_>) -> Result<()> {
+        Ok(())
     }
 
     /// After each epoch, given the means of what was logged in it: what a person should know, a line each.

@@ -76,7 +76,7 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
     let shared_stages = shared_trunk("pcl", task.archs, branch, 1)?;
     let scope = Scope::root(rng::derive(task.seed, "pcl", 0), task.device, task.kind);
     let ensemble = Linear::new(scope.sub("ensemble"), task.archs.iter().map(|a| a.dim).sum(), task.classes);
-    let teachers = Cohort::new(task.archs, task.classes, false, shared_stages, 1, task.device, task.kind, task.seed);
+    let teachers = task.cohort(Needs { shared_stages, ..Needs::default() });
     let smoothing = task.label_smoothing;
     Ok(Box::new(Pcl {
         options,
@@ -140,13 +140,13 @@ impl Method for Pcl {
         vec![Group::new("ensemble", self.params.shallow_clone(), self.rule)]
     }
 
-    fn after_step(&mut self, stepped: Stepped<'_>) -> Result<Vec<(String, f64)>> {
+    fn after_step(&mut self, stepped: Stepped<'_>) -> Result<()> {
         let _guard = tch::no_grad_guard();
         let fresh = 1.0 - kept(stepped.clock.step, self.options.momentum);
         for ((_, mean), (_, live)) in self.teachers.params().vars.iter().zip(&stepped.theta.vars) {
             let _ = mean.shallow_clone().lerp_(live, fresh);
         }
-        Ok(vec![])
+        Ok(())
     }
 
     fn shipped<'a>(&'a self, _: &'a Cohort) -> Vec<&'a Peer> {

@@ -9,7 +9,7 @@ use super::kernels::direct::{Direct, Then};
 use super::kernels::norm;
 use crate::params::{Init, Scope};
 use crate::system::device::Precision;
-use crate::system::ranks;
+use crate::system::ranks::Ranks;
 
 /// A part of a network: one tensor in, one tensor out. Not tch's `ModuleT`, because a pass is more than train or eval (see `Pass`).
 pub trait Layer: Send {
@@ -36,10 +36,12 @@ pub struct Pass {
     pub drop_path: bool,
     /// What a peer's pass is autocast to; layers of their own derivatives leave all but f32 to libtorch's, which casts.
     pub precision: Precision,
+    /// Who else sees images of this batch: with `train.sync_bn`, BatchNorm takes the statistics of all of them.
+    pub ranks: Ranks,
 }
 
 impl Pass {
-    pub const EVAL: Pass = Pass { mode: Mode::Eval, noise: 0, drop_path: false, precision: Precision::F32 };
+    pub const EVAL: Pass = Pass { mode: Mode::Eval, noise: 0, drop_path: false, precision: Precision::F32, ranks: Ranks::ALONE };
     pub const FROZEN: Pass = Pass { mode: Mode::Frozen, ..Pass::EVAL };
 
     /// Training without drop-path.
@@ -195,8 +197,8 @@ impl BatchNorm {
             let _guard = tch::no_grad_guard();
             let _ = self.batches.shallow_clone().g_add_scalar_(1);
         }
-        if train && ranks::sync_norms() {
-            return then.after(self.over_ranks(xs));
+        if train && pass.ranks.sync_norms() {
+            return then.after(self.over_ranks(xs, pass.ranks));
         }
         if train && pass.precision == Precision::F32 && norm::serves(xs) {
             let state = norm::State { weight: &self.weight, bias: &self.bias, mean: &self.mean, var: &self.var };
@@ -213,7 +215,7 @@ impl BatchNorm {
 
     /// Training with the statistics of all ranks' images (`train.sync_bn`): every rank's means and variances are gathered, and the
     /// variance of the whole is the mean of the ranks' and of their means' squared distances.
-    fn over_ranks(&self, xs: &Tensor) -> Tensor {
+    fn over_ranks(&self, xs: &Tensor, ranks: Ranks) -> Tensor {
         let kind = xs.kind();
         let xs = xs.to_kind(self.weight.kind());
         let size = xs.size();
@@ -221,12 +223,12 @@ impl BatchNorm {
         let by_channel = |t: &Tensor| t.view([&[1, -1], vec![1; size.len() - 2].as_slice()].concat().as_slice());
         let own_mean = xs.mean_dim(others.as_slice(), false, None);
         let own_var = (&xs - by_channel(&own_mean)).square().mean_dim(others.as_slice(), false, None);
-        let all = ranks::gather(&Tensor::stack(&[own_mean, own_var], 0).unsqueeze(0), 0); // [ranks, 2, C]
+        let all = ranks.gather(&Tensor::stack(&[own_mean, own_var], 0).unsqueeze(0), 0); // [ranks, 2, C]
         let (means, vars) = (all.select(1, 0), all.select(1, 1));
         let mean = means.mean_dim(0i64, false, None);
         let var = (vars + (means - &mean).square()).mean_dim(0i64, false, None);
         tch::no_grad(|| {
-            let n = (ranks::count() * xs.numel()) as f64 / size[1] as f64;
+            let n = (ranks.count() * xs.numel()) as f64 / size[1] as f64;
             let _ = self.mean.shallow_clone().g_mul_scalar_(1.0 - BN_MOMENTUM).g_add_(&(mean.detach() * BN_MOMENTUM));
             let unbiased = var.detach() * (n / (n - 1.0).max(1.0));
             let _ = self.var.shallow_clone().g_mul_scalar_(1.0 - BN_MOMENTUM).g_add_(&(unbiased * BN_MOMENTUM));

@@ -7,7 +7,7 @@ use tch::Tensor;
 use super::grads;
 use crate::error::Result;
 use crate::params::Params;
-use crate::system::ranks;
+use crate::system::ranks::Ranks;
 
 /// How Hessian-vector products are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,6 +54,8 @@ pub struct Unroll {
     pub adjoint: Adjoint,
     /// What becomes of buffers.
     pub buffers: Buffers,
+    /// Over which gradients and products are averaged.
+    pub ranks: Ranks,
 }
 
 /// Where an objective takes the quantities from that it holds constant while it is differentiated (soft targets).
@@ -91,12 +93,12 @@ pub fn hypergradient(theta: &Params, pi: &[Tensor], unroll: Unroll, objective: &
 
 /// d pi, and the buffers as the first objective left them.
 fn run(theta: &Params, vars: &[Tensor], pi: &[Tensor], unroll: Unroll, objective: &mut Objective) -> Result<(Vec<Tensor>, Vec<Tensor>)> {
-    let Unroll { steps, lr, momentum, weight_decay, hvp, adjoint, .. } = unroll;
+    let Unroll { steps, lr, momentum, weight_decay, hvp, adjoint, ranks, .. } = unroll;
     let mut trail: Vec<Vec<Tensor>> = Vec::with_capacity(steps); // theta_k
     let mut velocity: Option<Vec<Tensor>> = None;
     let mut buffers = vec![];
     for k in 0..steps {
-        let gradient = ranks::mean(grads(&objective(k, Constants::Fresh)?, vars, false));
+        let gradient = ranks.mean(grads(&objective(k, Constants::Fresh)?, vars, false));
         let _guard = tch::no_grad_guard();
         if k == 0 {
             buffers = theta.buffers.iter().map(|(_, t)| t.copy()).collect();
@@ -113,7 +115,7 @@ fn run(theta: &Params, vars: &[Tensor], pi: &[Tensor], unroll: Unroll, objective
         velocity = (momentum != 0.0).then_some(update);
     }
     // u and s: the adjoints of theta_k and of the velocity.
-    let mut u = ranks::mean(grads(&objective(steps, Constants::Fresh)?, vars, false));
+    let mut u = ranks.mean(grads(&objective(steps, Constants::Fresh)?, vars, false));
     let mut s: Vec<Tensor> = u.iter().map(Tensor::zeros_like).collect();
     let mut dpi: Vec<Tensor> = pi.iter().map(Tensor::zeros_like).collect();
     for k in (0..steps).rev() {
@@ -121,8 +123,8 @@ fn run(theta: &Params, vars: &[Tensor], pi: &[Tensor], unroll: Unroll, objective
         put(vars, &trail[k]);
         // The first step's theta_0 is given: nothing asks for its adjoint, so the dearest product is left out.
         let products = match hvp {
-            Hvp::Exact => exact(k, vars, pi, &c, k > 0, objective)?,
-            Hvp::Difference => difference(k, vars, pi, &trail[k], &c, k > 0, objective)?,
+            Hvp::Exact => exact(k, vars, pi, &c, k > 0, ranks, objective)?,
+            Hvp::Difference => difference(k, vars, pi, &trail[k], &c, k > 0, ranks, objective)?,
         };
         let _guard = tch::no_grad_guard();
         dpi = dpi.into_iter().zip(products.pi).map(|(sum, d)| sum + d).collect();
@@ -145,7 +147,15 @@ struct Products {
     theta: Vec<Tensor>,
 }
 
-fn exact(k: usize, vars: &[Tensor], pi: &[Tensor], c: &[Tensor], for_theta: bool, objective: &mut Objective) -> Result<Products> {
+fn exact(
+    k: usize,
+    vars: &[Tensor],
+    pi: &[Tensor],
+    c: &[Tensor],
+    for_theta: bool,
+    ranks: Ranks,
+    objective: &mut Objective,
+) -> Result<Products> {
     let loss = objective(k, Constants::Remembered)?;
     let raw = Tensor::run_backward(&[&loss], vars, true, true);
     // What the loss does not reach has no gradient to differentiate again.
@@ -156,7 +166,7 @@ fn exact(k: usize, vars: &[Tensor], pi: &[Tensor], c: &[Tensor], for_theta: bool
     let dot = Tensor::stack(&dots, 0).sum(None);
     let inputs: Vec<Tensor> = pi.iter().chain(vars.iter().filter(|_| for_theta)).map(Tensor::shallow_clone).collect();
     // <gradient, c> is linear in the gradient: the mean of the ranks' products is the product with the mean gradient.
-    let mut both = ranks::mean(grads(&dot, &inputs, false));
+    let mut both = ranks.mean(grads(&dot, &inputs, false));
     let theta = both.split_off(pi.len());
     Ok(Products { pi: both, theta })
 }
@@ -171,6 +181,7 @@ fn difference(
     at: &[Tensor],
     c: &[Tensor],
     for_theta: bool,
+    ranks: Ranks,
     objective: &mut Objective,
 ) -> Result<Products> {
     let length = |ts: &[Tensor]| Tensor::stack(&ts.iter().map(|t| t.norm()).collect::<Vec<_>>(), 0).norm().double_value(&[]);
@@ -187,7 +198,7 @@ fn difference(
         if !loss.requires_grad() {
             Ok(inputs.iter().map(Tensor::zeros_like).collect())
         } else {
-            Ok(ranks::mean(grads(&loss, &inputs, false)))
+            Ok(ranks.mean(grads(&loss, &inputs, false)))
         }
     };
     // Where only pi is asked for, theta is a constant: the passes need no backward through the networks and keep nothing for one.

@@ -6,12 +6,13 @@ use serde::{Deserialize, Serialize};
 use tch::{Cuda, Device};
 
 use crate::error::Error;
-use crate::system::ranks;
+use crate::system::ranks::Place;
 
 /// What the networks compute in while they train.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
+    /// Everything as it is.
     #[default]
     F32,
     /// Eight bits of mantissa and the range of f32: nothing else changes.
@@ -26,9 +27,9 @@ pub struct DeviceChoice(pub Device);
 
 impl DeviceChoice {
     /// One rank per GPU: the ranks of a machine take the one asked for and those after it, in turn.
-    pub fn of_rank(self) -> Device {
+    pub fn of_rank(self, place: Place) -> Device {
         match self.0 {
-            Device::Cuda(first) => Device::Cuda((first + ranks::place().local_rank) % Cuda::device_count().max(1) as usize),
+            Device::Cuda(first) => Device::Cuda((first + place.local_rank) % Cuda::device_count().max(1) as usize),
             other => other,
         }
     }
@@ -62,12 +63,17 @@ impl FromStr for DeviceChoice {
     }
 }
 
-/// Sets libtorch's intra-op threads: `asked`, or for 0 the number of cores this rank may use. Returns what was set.
+/// Sets libtorch's intra-op threads: `asked`, or for 0 the number of cores this process may use. Returns what was set.
 pub fn set_threads(asked: usize) -> usize {
+    set_threads_among(asked, 1)
+}
+
+/// The same where `processes` of this machine share its cores, as the ranks of a run do.
+pub fn set_threads_among(asked: usize, processes: usize) -> usize {
     let own = std::thread::available_parallelism().map_or(1, usize::from);
     // A launcher that binds ranks to cores has divided them already.
     let bound = own < cores();
-    let share = if bound { own } else { (own / ranks::place().local_count).max(1) };
+    let share = if bound { own } else { (own / processes).max(1) };
     let threads = if asked > 0 { asked } else { share };
     tch::set_num_threads(threads as i32);
     threads
@@ -84,6 +90,7 @@ pub struct Alone {
     threads: i32,
 }
 
+/// Sets libtorch to one thread until the answer is dropped.
 pub fn alone() -> Alone {
     let threads = tch::get_num_threads();
     tch::set_num_threads(1);

@@ -6,9 +6,8 @@ use std::path::Path;
 use serde_json::{Value, json};
 use tch::Device;
 
-use crate::system::ranks;
-
-/// Machine, versions and command, as kept beside every number. `commit` is what the program was built from.
+/// Machine, versions and command, as kept beside every number. `commit` is what the program was built from. A run
+/// on several ranks says so itself.
 pub fn environment(device: Device, threads: usize, commit: &str) -> Value {
     json!({
         "mcl": env!("CARGO_PKG_VERSION"),
@@ -17,7 +16,7 @@ pub fn environment(device: Device, threads: usize, commit: &str) -> Value {
         "libtorch": libtorch_version(),
         "device": format!("{device:?}"),
         "threads": threads,
-        "ranks": ranks::count(),
+        "ranks": 1,
         "cpu": cpu_model(),
         "cores": std::thread::available_parallelism().map_or(0, usize::from),
         "memory_mb": memory_mb(),

@@ -1,4 +1,4 @@
-//! What is measured while training: sums over an epoch, accuracy counters, and the rows of metrics.csv and metrics.jsonl.
+//! What is measured while training: sums over an epoch, accuracy counters, and what they write into an epoch's row.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,8 @@ use tch::{Kind, Tensor};
 
 use crate::extractor::Answer;
 use crate::run::Row;
-use crate::system::ranks;
+use crate::system::ranks::Ranks;
+use crate::train::step::StepReport;
 
 /// Means over an epoch. Values stay on their device as detached tensors until somebody looks.
 #[derive(Default)]
@@ -32,8 +33,47 @@ impl Meter {
         }
     }
 
+    /// Adds a number.
     pub fn add_value(&mut self, name: &str, value: f64) {
         self.add(name, &Tensor::from(value));
+    }
+
+    /// Adds what a step reported; `seconds` are those of the whole step, the meta step included.
+    pub fn add_step(&mut self, report: &StepReport, lr: f64, seconds: f64) {
+        let mut total = 0.0;
+        let mut raw: BTreeMap<&str, (Tensor, Tensor)> = Default::default();
+        for term in &report.terms {
+            let weighted = &term.value * term.weight;
+            match raw.get_mut(term.name) {
+                Some((sum, weighted_sum)) => {
+                    *sum = &*sum + &term.value;
+                    *weighted_sum = &*weighted_sum + weighted;
+                }
+                None => drop(raw.insert(term.name, (term.value.shallow_clone(), weighted))),
+            }
+        }
+        let mut loss: Option<Tensor> = None;
+        for (name, (value, weighted)) in raw {
+            self.add(&format!("term.{name}"), &value);
+            self.add(&format!("weighted.{name}"), &weighted);
+            loss = Some(loss.map_or(weighted.shallow_clone(), |sum| sum + &weighted));
+        }
+        if let Some(loss) = loss {
+            self.add("loss", &loss);
+        }
+        for (name, value) in &report.notes {
+            self.add(name, value);
+        }
+        if let Some(norm) = &report.grad_norm {
+            self.add("grad_norm", norm);
+        }
+        self.add_value("lr", lr);
+        if let Some(meta) = report.meta_seconds {
+            self.add_value("seconds.meta_step", meta);
+            total += meta;
+        }
+        self.add_value("seconds.step", seconds - total);
+        self.add_value("seconds.step_and_meta", seconds);
     }
 
     /// Names and means, in the order of the names.
@@ -41,14 +81,17 @@ impl Meter {
         self.sums.iter().map(|(name, (sum, count))| (name.clone(), sum.double_value(&[]) / *count as f64)).collect()
     }
 
+    /// The mean of one name, if there is one.
     pub fn mean(&self, name: &str) -> Option<f64> {
         self.sums.get(name).map(|(sum, count)| sum.double_value(&[]) / *count as f64)
     }
 
+    /// For a checkpoint. Waits for the device.
     pub fn state(&self) -> MeterState {
         self.sums.iter().map(|(name, (sum, count))| (name.clone(), (sum.double_value(&[]), *count))).collect()
     }
 
+    /// As it was saved.
     pub fn restore(state: &MeterState) -> Meter {
         Meter { sums: state.iter().map(|(name, (sum, count))| (name.clone(), (Tensor::from(*sum), *count))).collect() }
     }
@@ -57,8 +100,11 @@ impl Meter {
 /// Right answers among the first one and the first five.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Accuracy {
+    /// Images whose class has the highest score.
     pub top1: u64,
+    /// Images whose class is among the five highest scores.
     pub top5: u64,
+    /// All images.
     pub count: u64,
 }
 
@@ -73,10 +119,12 @@ impl Accuracy {
         self.count += labels.size()[0] as u64;
     }
 
+    /// In percent.
     pub fn top1(&self) -> f64 {
         100.0 * self.top1 as f64 / self.count.max(1) as f64
     }
 
+    /// In percent.
     pub fn top5(&self) -> f64 {
         100.0 * self.top5 as f64 / self.count.max(1) as f64
     }
@@ -85,12 +133,14 @@ impl Accuracy {
 /// A cohort's accuracy on one split: by network and stage (the last stage is the network's own), and of the ensemble of all networks.
 #[derive(Debug, Clone, Default)]
 pub struct CohortAccuracy {
+    /// By network, then by stage.
     pub stages: Vec<Vec<Accuracy>>,
     /// The mean of the networks' probabilities.
     pub ensemble: Accuracy,
 }
 
 impl CohortAccuracy {
+    /// Counts a batch: every network's answers, and the labels `[B]`.
     pub fn add(&mut self, answers: &[Answer], labels: &Tensor) {
         self.stages.resize(answers.len(), vec![]);
         for (own, answer) in self.stages.iter_mut().zip(answers) {
@@ -102,10 +152,10 @@ impl CohortAccuracy {
     }
 
     /// Adds up what every rank counted on its part of a split.
-    pub fn over_ranks(&mut self) {
+    pub fn over_ranks(&mut self, ranks: Ranks) {
         let mut all: Vec<&mut Accuracy> = self.stages.iter_mut().flatten().chain([&mut self.ensemble]).collect();
         let counted: Vec<u64> = all.iter().flat_map(|a| [a.top1, a.top5, a.count]).collect();
-        let sums = ranks::total(&counted);
+        let sums = ranks.sum_counts(&counted);
         all.iter_mut().zip(sums.chunks_exact(3)).for_each(|(a, s)| **a = Accuracy { top1: s[0], top5: s[1], count: s[2] });
     }
 

@@ -10,20 +10,23 @@ use crate::data::{Batch, Mix};
 use crate::error::{Error, Result};
 use crate::extractor::Extractor;
 use crate::losses::terms::{Term, Terms};
-use crate::methods::{Batches, Clock, Group, Method, Start, Stepped};
+use crate::methods::{Batches, Clock, Group, Method, Start, Stepped, Task};
 use crate::nets::layers::Mode;
 use crate::nets::{LossScale, Outputs};
 use crate::optim::{Optimizer, Rule, grads, grads_keeping_graph};
 use crate::params::{Named, Params};
 use crate::rng;
-use crate::system::ranks;
+use crate::system::ranks::Ranks;
 
 /// Everything that changes while a cohort trains.
 pub struct Engine {
+    /// The networks.
     pub cohort: Cohort,
+    /// What they minimise.
     pub method: Box<dyn Method>,
     /// The cohort's parameters, in the order of `optimizer`.
     pub theta: Params,
+    /// Of the networks and their branches.
     pub optimizer: Optimizer,
     /// The method's own modules, each with its optimizer.
     pub groups: Vec<(Group, Optimizer)>,
@@ -37,8 +40,11 @@ pub struct Engine {
 
 /// One row of the loss table, without its graph.
 pub struct TermValue {
+    /// As in the metrics.
     pub name: &'static str,
+    /// The network it belongs to; none where it is of all.
     pub peer: Option<usize>,
+    /// Its factor in the loss.
     pub weight: f64,
     /// A detached scalar; reading it waits for the device.
     pub value: Tensor,
@@ -48,17 +54,22 @@ pub struct TermValue {
 pub struct StepReport {
     /// Rows of one name add up.
     pub terms: Vec<TermValue>,
+    /// Numbers a method wants logged beside its terms.
     pub notes: Vec<(String, Tensor)>,
     /// The norm of the whole gradient (of that from the main backward pass), before clipping; none where f16 overflowed and the step
     /// was skipped.
     pub grad_norm: Option<Tensor>,
-    /// What `after_step` reported.
-    pub extra: Vec<(String, f64)>,
     /// Seconds of the meta step, when this step had one.
     pub meta_seconds: Option<f64>,
 }
 
 impl Engine {
+    /// The method of a task with a fresh cohort as it needs it.
+    pub fn of(task: &Task, method: Box<dyn Method>) -> Engine {
+        Engine::new(task.cohort(method.needs()), method, task.rule)
+    }
+
+    /// `rule` steps the networks; what the method adds to them has rules of its own.
     pub fn new(cohort: Cohort, method: Box<dyn Method>, rule: Rule) -> Engine {
         let theta = cohort.params();
         let optimizer = Optimizer::new(rule, &theta);
@@ -71,11 +82,16 @@ impl Engine {
             })
             .collect();
         let mut engine = Engine { cohort, method, theta, optimizer, groups, mix: None, loss_scale: None, statistics: vec![] };
-        if ranks::count() > 1 {
+        if engine.ranks().count() > 1 {
             let running = |name: &str| name.ends_with("running_mean") || name.ends_with("running_var");
             engine.statistics = engine.state().into_iter().filter(|(name, _)| running(name)).map(|(_, t)| t).collect();
         }
         engine
+    }
+
+    /// The processes that train together.
+    pub fn ranks(&self) -> Ranks {
+        self.cohort.ranks
     }
 
     /// One step on `batches` (several: gradient accumulation, the mean of their gradients). The weights are touched only when every
@@ -114,7 +130,8 @@ impl Engine {
             self.method.after_batch(&outs, batch, clock)?;
         }
         let mut total = total.ok_or_else(|| Error::failed("a step needs at least one batch"))?;
-        let fault = if ranks::count() > 1 { self.over_ranks(&mut gradient, &mut apart, &mut rows, &mut notes, &mut total) } else { None };
+        let fault =
+            if self.ranks().count() > 1 { self.over_ranks(&mut gradient, &mut apart, &mut rows, &mut notes, &mut total) } else { None };
         if scale != 1.0 {
             apart.iter_mut().chain([&mut gradient]).flatten().for_each(|g| drop(g.g_mul_scalar_(1.0 / scale)));
         }
@@ -159,11 +176,11 @@ impl Engine {
         let batch = batches.last().expect("there is a batch");
         let started = Instant::now();
         let meta = self.method.meta_due(clock);
-        let extra = self.method.after_step(Stepped { cohort: &mut self.cohort, theta: &self.theta, batch, outs: &outs, clock })?;
+        self.method.after_step(Stepped { cohort: &mut self.cohort, theta: &self.theta, batch, outs: &outs, clock })?;
         let meta_seconds = meta.then(|| started.elapsed().as_secs_f64());
         self.average_statistics();
         let terms = rows.into_iter().map(|Term { name, peer, weight, value, .. }| TermValue { name, peer, weight, value }).collect();
-        Ok(StepReport { terms, notes, grad_norm: (!skip).then_some(grad_norm), extra, meta_seconds })
+        Ok(StepReport { terms, notes, grad_norm: (!skip).then_some(grad_norm), meta_seconds })
     }
 
     /// Everything a step computed becomes the mean over ranks, in one go. Returns what is wrong with this rank's own terms, if anything.
@@ -179,7 +196,7 @@ impl Engine {
         let fault = (total.isfinite().int64_value(&[]) == 0).then(|| faulty(rows)).flatten();
         let own = gradient.iter().chain(apart.iter().flatten()).map(Tensor::shallow_clone);
         let scalars = rows.iter().map(|r| &r.value).chain(notes.iter().map(|n| &n.1)).chain([&*total]).map(Tensor::shallow_clone);
-        let mut means = ranks::mean(own.chain(scalars).collect()).into_iter();
+        let mut means = self.ranks().mean(own.chain(scalars).collect()).into_iter();
         let places = gradient.iter_mut().chain(apart.iter_mut().flatten());
         let scalars = rows.iter_mut().map(|r| &mut r.value).chain(notes.iter_mut().map(|n| &mut n.1)).chain([total]);
         places.chain(scalars).zip(&mut means).for_each(|(place, mean)| *place = mean);
@@ -188,9 +205,9 @@ impl Engine {
 
     /// Without `train.sync_bn` every rank saw other images: what is saved and evaluated is the mean of what they saw.
     fn average_statistics(&mut self) {
-        if ranks::count() > 1 && !ranks::sync_norms() {
+        if self.ranks().count() > 1 && !self.ranks().sync_norms() {
             let _guard = tch::no_grad_guard();
-            let means = ranks::mean(self.statistics.iter().map(Tensor::shallow_clone).collect());
+            let means = self.ranks().mean(self.statistics.iter().map(Tensor::shallow_clone).collect());
             self.statistics.iter_mut().zip(&means).for_each(|(live, mean)| live.copy_(mean));
         }
     }
@@ -257,8 +274,8 @@ impl Engine {
     /// several; the first rank that has one is named.
     fn diverged(&self, rows: &[Term], gradient: &[Tensor], apart: &[Vec<Tensor>], fault: Option<String>, clock: Clock) -> Error {
         let at = |what: String| Error::Diverged { step: clock.step, what };
-        if ranks::count() > 1 {
-            if let Some((rank, what)) = ranks::first(fault) {
+        if self.ranks().count() > 1 {
+            if let Some((rank, what)) = self.ranks().first_message(fault) {
                 return at(format!("on rank {rank}, {what}"));
             }
         } else if let Some(what) = faulty(rows) {

@@ -3,11 +3,13 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::error::{Error, Result};
+use crate::run::{Row, RunFolder};
 
+/// Writes one event file.
 pub struct EventWriter {
     file: File,
     path: PathBuf,
@@ -15,8 +17,8 @@ pub struct EventWriter {
 
 impl EventWriter {
     /// One file per process: TensorBoard reads all event files of a folder.
-    pub fn create(folder: &Path) -> Result<EventWriter> {
-        let path = folder.join(format!("events.out.tfevents.{:010}.{}.mcl", now() as u64, std::process::id()));
+    pub fn create(folder: &RunFolder) -> Result<EventWriter> {
+        let path = folder.events(now() as u64, std::process::id());
         let file = OpenOptions::new().create(true).append(true).open(&path).map_err(Error::io("cannot write", &path))?;
         let mut writer = EventWriter { file, path };
         let mut event = vec![];
@@ -26,8 +28,14 @@ impl EventWriter {
         Ok(writer)
     }
 
-    /// One event with all scalars of a step.
-    pub fn scalars(&mut self, step: u64, values: &[(String, f64)]) -> Result<()> {
+    /// One event with all numbers of an epoch's row; the part of a name before its first dot is the group they are shown in.
+    pub fn row(&mut self, step: u64, row: &Row) -> Result<()> {
+        let scalars: Vec<(String, f64)> = row.iter().filter_map(|(k, v)| Some((k.replacen('.', "/", 1), v.as_f64()?))).collect();
+        self.scalars(step, &scalars)
+    }
+
+    /// One event with these scalars.
+    fn scalars(&mut self, step: u64, values: &[(String, f64)]) -> Result<()> {
         let mut summary = vec![];
         for (tag, value) in values.iter().filter(|(_, v)| v.is_finite()) {
             let mut one = vec![];
@@ -111,7 +119,7 @@ mod tests {
     #[test]
     fn an_event_is_the_protocol_buffer_tensorboard_expects() {
         let dir = tempfile::tempdir().unwrap();
-        let mut writer = EventWriter::create(dir.path()).unwrap();
+        let mut writer = EventWriter::create(&RunFolder::at(dir.path())).unwrap();
         writer.scalars(300, &[("a/b".into(), 0.5), ("gone".into(), f64::NAN)]).unwrap();
         let file = std::fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap().path();
         let bytes = std::fs::read(file).unwrap();

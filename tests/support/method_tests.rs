@@ -2,16 +2,14 @@
 
 use std::collections::HashMap;
 
-use mcl::cohort::Cohort;
 use mcl::data::Batch;
 use mcl::losses::terms::Terms;
 use mcl::methods::{self, Clock, Group, Method, Task, Views};
 use mcl::nets::layers::Mode;
 use mcl::nets::{self, Arch, Outputs};
+use mcl::recipe::{Data, Recipe, Train};
 use mcl::train::step::{Engine, StepReport};
 use tch::{Device, Kind, Tensor};
-
-use super::RULE;
 
 pub const CLASSES: i64 = 4;
 
@@ -21,19 +19,9 @@ pub fn archs(names: &[&str]) -> Vec<&'static Arch> {
 
 /// A task on four classes of ten images, in double precision unless networks run.
 pub fn task<'a>(archs: &'a [&'static Arch], labels: &'a [i64], kind: Kind, seed: u64) -> Task<'a> {
-    Task {
-        archs,
-        classes: CLASSES,
-        train_labels: labels,
-        batch: 8,
-        rule: RULE,
-        label_smoothing: 0.0,
-        holdout: 5,
-        epochs: 300,
-        device: Device::Cpu,
-        kind,
-        seed,
-    }
+    let train = Train { batch: 8, seed, ..Train::default() };
+    let recipe = Recipe { train, data: Data { holdout: 5, ..Data::default() }, ..Recipe::default() };
+    Task { kind, ..Task::new(&recipe, archs, CLASSES, labels, Device::Cpu) }
 }
 
 pub fn labels() -> Vec<i64> {
@@ -56,9 +44,7 @@ pub fn engine_on(name: &str, options: &str, names: &[&str], classes: i64, seed: 
     let labels = labels();
     let task = Task { classes, ..task(&archs, &labels, Kind::Float, seed) };
     let method = (methods::find(name).unwrap().build)(&task, options.parse().unwrap()).unwrap();
-    let needs = method.needs();
-    let cohort = Cohort::new(&needs.archs(&archs), classes, needs.branches, needs.shared_stages, 1, Device::Cpu, Kind::Float, seed);
-    Engine::new(cohort, method, RULE)
+    Engine::of(&task, method)
 }
 
 pub fn engine(name: &str, options: &str, count: usize, seed: u64) -> Engine {

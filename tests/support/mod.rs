@@ -6,11 +6,11 @@ pub mod method_tests;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use mcl::cohort::Cohort;
 use mcl::data::Batch;
 use mcl::methods::{self, Task};
 use mcl::nets;
 use mcl::optim::Rule;
+use mcl::recipe::{Recipe, Train};
 use mcl::train::step::Engine;
 use rand::{Rng, SeedableRng};
 use tch::{Device, Kind, Tensor};
@@ -93,23 +93,10 @@ pub fn engine_of(archs: &[&str], method: &str, options: &str) -> Engine {
     tch::set_num_threads(1);
     let archs: Vec<_> = archs.iter().map(|name| nets::find(name).unwrap()).collect();
     let labels: Vec<i64> = (0..40).map(|i| i % 4).collect();
-    let task = Task {
-        archs: &archs,
-        classes: 4,
-        train_labels: &labels,
-        batch: 8,
-        rule: RULE,
-        label_smoothing: 0.0,
-        holdout: 0,
-        epochs: 2,
-        device: Device::Cpu,
-        kind: Kind::Float,
-        seed: 7,
-    };
+    let recipe = Recipe { train: Train { batch: 8, epochs: 2, seed: 7, ..Train::default() }, ..Recipe::default() };
+    let task = Task::new(&recipe, &archs, 4, &labels, Device::Cpu);
     let method = (methods::find(method).unwrap().build)(&task, options.parse().unwrap()).unwrap();
-    let needs = method.needs();
-    let cohort = Cohort::new(&archs, 4, needs.branches, needs.shared_stages, 1, Device::Cpu, Kind::Float, 7);
-    Engine::new(cohort, method, RULE)
+    Engine::of(&task, method)
 }
 
 /// Rows `from..to` of a batch of two images of each of four classes.

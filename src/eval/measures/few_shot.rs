@@ -21,10 +21,11 @@ use crate::eval::protocol::{HowArgs, require};
 use crate::eval::record::{self, Record};
 use crate::eval::score::Score;
 use crate::eval::{network, stats};
-use crate::methods::METHODS;
+use crate::methods;
 use crate::recipe::Recipe;
 use crate::report::plot::{Lines, Series};
 use crate::report::{Cell, Figure, Table};
+use crate::system::ranks::Ranks;
 use crate::train::{self, Job};
 use crate::{files, rng};
 
@@ -194,7 +195,7 @@ fn fractions(args: &Args, common: &Common) -> Result<()> {
     if let Some(bad) = args.fractions.iter().find(|f| !(**f > 0.0 && **f <= 1.0)) {
         return Err(Error::input(format!("--fractions {bad}: accepted: above 0, up to 1")));
     }
-    let names: Vec<&str> = METHODS.iter().map(|m| m.name).collect();
+    let names = methods::names();
     let recipe_of = |method: Option<&str>, fraction: f64| {
         let mut sets = args.how.sets.clone();
         sets.push(format!("data.fraction={fraction:?}"));
@@ -230,6 +231,7 @@ fn fractions(args: &Args, common: &Common) -> Result<()> {
             init: None,
             quiet: common.quiet,
             commit: common.commit,
+            ranks: Ranks::ALONE,
             stop: &stop,
         };
         train::run(job)?;

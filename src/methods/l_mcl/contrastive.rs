@@ -8,7 +8,6 @@ use crate::data::Batch;
 use crate::error::Result;
 use crate::losses::contrast::{self, Contrast, MemoryTargets, Parts, Targets};
 use crate::nets::Outputs;
-use crate::system::ranks;
 
 /// The soft targets of one evaluation of L_MCL, by where contrast samples come from.
 pub(super) enum SoftTargets {
@@ -55,17 +54,17 @@ impl LMcl {
     pub(super) fn contrast_batch(&self, outs: &[Outputs], batch: &Batch) -> ContrastBatch {
         let own = ContrastBatch { embeds: self.embed(outs), feats: self.meta_feats(outs), labels: batch.labels.shallow_clone() };
         // A bank holds all ranks' images already.
-        if self.bank.is_some() || !ranks::gathers() {
+        if self.bank.is_some() || !self.ranks.gather_negatives() {
             return own;
         }
         // The embeddings are of one width, the features are not: one exchange each.
-        let embeds = ranks::for_contrast(&Tensor::stack(&own.embeds, 0), 1).unbind(0);
+        let embeds = self.ranks.for_contrast(&Tensor::stack(&own.embeds, 0), 1).unbind(0);
         let widths: Vec<i64> = own.feats.iter().map(|f| f.size()[1]).collect();
         let feats = match own.feats.is_empty() {
             true => vec![],
-            false => ranks::for_contrast(&Tensor::cat(&own.feats, 1), 0).split_with_sizes(&widths, 1),
+            false => self.ranks.for_contrast(&Tensor::cat(&own.feats, 1), 0).split_with_sizes(&widths, 1),
         };
-        ContrastBatch { embeds, feats, labels: ranks::for_contrast(&own.labels, 0) }
+        ContrastBatch { embeds, feats, labels: self.ranks.for_contrast(&own.labels, 0) }
     }
 
     /// The released code's meta-network reads pooled features.

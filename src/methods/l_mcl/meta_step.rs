@@ -40,6 +40,7 @@ impl LMcl {
             hvp,
             adjoint: if reference { Adjoint::Released } else { Adjoint::Exact },
             buffers: if reference { Buffers::OneUpdateKept } else { Buffers::Restored },
+            ranks: self.ranks,
         };
         let theta = theta.chain(&self.head_params.prefixed("heads."));
         let mut remembered: Vec<Option<SoftTargets>> = (0..inner).map(|_| None).collect();

@@ -37,7 +37,7 @@ use crate::nets::Outputs;
 use crate::optim::{Optimizer, Rule};
 use crate::params::{Named, Params, Scope};
 use crate::rng;
-use crate::system::ranks;
+use crate::system::ranks::Ranks;
 
 pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "l_mcl",
@@ -72,6 +72,8 @@ pub struct Setting<'a> {
     pub kind: Kind,
     /// Decides their starting values.
     pub seed: u64,
+    /// Who trains with us.
+    pub ranks: Ranks,
 }
 
 /// The method with its modules. Embeddings of all networks and stages stand in one list, network by network.
@@ -95,6 +97,7 @@ pub struct LMcl {
     rule: Rule,
     /// Label smoothing of the task terms.
     smoothing: f64,
+    ranks: Ranks,
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
@@ -108,6 +111,7 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
         device: task.device,
         kind: task.kind,
         seed: task.seed,
+        ranks: task.ranks,
     };
     Ok(Box::new(LMcl { smoothing: task.label_smoothing, ..LMcl::new(options, &setting)? }))
 }
@@ -160,6 +164,7 @@ impl LMcl {
             device: setting.device,
             kind: setting.kind,
             seed: setting.seed,
+            ranks: setting.ranks,
         };
         let bank = match options.mining {
             Mining::Batch => {
@@ -182,6 +187,7 @@ impl LMcl {
             bank,
             rule: setting.rule,
             smoothing: 0.0,
+            ranks: setting.ranks,
             options,
         })
     }
@@ -201,7 +207,7 @@ impl Method for LMcl {
         if let Some(bank) = &mut self.bank {
             bank.prepare(batch, clock)?;
         } else if self.options.contrastive() {
-            let labels = ranks::for_contrast(&batch.labels, 0);
+            let labels = self.ranks.for_contrast(&batch.labels, 0);
             let mates = labels.unsqueeze(1).eq_tensor(&labels.unsqueeze(0)).sum_dim_intlist(1i64, false, Kind::Int64);
             if mates.min().int64_value(&[]) < 2 {
                 return Err(Error::failed(
@@ -259,11 +265,11 @@ impl Method for LMcl {
         self.meta.is_some() && self.options.contrastive() && clock.batch.is_multiple_of(self.options.meta_every)
     }
 
-    fn after_step(&mut self, stepped: Stepped<'_>) -> Result<Vec<(String, f64)>> {
+    fn after_step(&mut self, stepped: Stepped<'_>) -> Result<()> {
         if self.meta_due(stepped.clock) {
             self.meta_step(stepped)?;
         }
-        Ok(vec![])
+        Ok(())
     }
 
     fn remarks(&self, means: &[(String, f64)]) -> Vec<String> {

@@ -11,7 +11,7 @@ use crate::losses::contrast::BankLayout;
 use crate::losses::unit::Norm;
 use crate::params::Named;
 use crate::rng;
-use crate::system::ranks;
+use crate::system::ranks::Ranks;
 
 /// The share of the old vector that stays when an image is seen again.
 const MOMENTUM: f64 = 0.5;
@@ -24,6 +24,7 @@ pub struct MemoryBank {
     negatives: usize,
     /// The contrast samples of the batch under way, from `prepare` on.
     drawn: Option<Draw>,
+    ranks: Ranks,
 }
 
 enum Slots {
@@ -59,6 +60,8 @@ pub struct BankSetup<'a> {
     pub kind: Kind,
     /// Decides the starting values.
     pub seed: u64,
+    /// Whose images it holds: those of all ranks.
+    pub ranks: Ranks,
 }
 
 impl MemoryBank {
@@ -112,7 +115,14 @@ impl MemoryBank {
             let table = if setup.layout == BankLayout::Paper { Norm::Guarded.apply(&table) } else { table };
             table.to_device(setup.device)
         });
-        Ok(MemoryBank { tables: tables.collect(), slots, layout: setup.layout, negatives: setup.negatives, drawn: None })
+        Ok(MemoryBank {
+            tables: tables.collect(),
+            slots,
+            layout: setup.layout,
+            negatives: setup.negatives,
+            drawn: None,
+            ranks: setup.ranks,
+        })
     }
 
     /// Draws the contrast samples of the batch under way, for `samples`. One step and one noise number of the batch give one draw.
@@ -192,8 +202,9 @@ impl MemoryBank {
     /// Takes in the batch's last-layer embeddings, one [B, d] for each network; those of all ranks, so that their banks stay equal.
     pub fn update(&mut self, embeds: &[Tensor], labels: &Tensor, index: &Tensor) {
         let _guard = tch::no_grad_guard();
-        let (labels, index) = (ranks::gather(labels, 0), ranks::gather(index, 0));
-        let embeds: Vec<Tensor> = embeds.iter().map(|own| ranks::gather(own, 0)).collect();
+        let ranks = self.ranks;
+        let (labels, index) = (ranks.gather(labels, 0), ranks.gather(index, 0));
+        let embeds: Vec<Tensor> = embeds.iter().map(|own| ranks.gather(own, 0)).collect();
         match &mut self.slots {
             Slots::Index { .. } => {
                 let index = index.to_device(self.tables[0].device());

@@ -19,11 +19,15 @@ use crate::error::{Error, Result};
 static UNIVERSE: Mutex<Option<Universe>> = Mutex::new(None);
 /// Milliseconds since the start (and 1) at which the call under way began; 0 between calls.
 static WAITING: AtomicU64 = AtomicU64::new(0);
+/// Nanoseconds spent in calls that wait for the others.
+static SPENT: AtomicU64 = AtomicU64::new(0);
+/// When this rank joined the others.
 static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
 
 /// MPI counts in C's int.
 const MOST: usize = 1 << 30;
 
+/// Starts MPI and asks where this process stands.
 pub fn start() -> Result<Place> {
     let (universe, threads) = mpi::initialize_with_threading(Threading::Multiple).ok_or_else(|| Error::failed("MPI was started before"))?;
     // On a GPU libtorch runs the backward pass, and the sums in it, on a thread of its own.
@@ -50,11 +54,13 @@ pub fn leave() {
     drop(UNIVERSE.lock().unwrap_or_else(|e| e.into_inner()).take());
 }
 
+/// Ends all ranks.
 pub fn abort(code: i32) -> ! {
     let _ = std::io::stderr().flush();
     SimpleCommunicator::world().abort(code)
 }
 
+/// Which MPI this is, in a few words.
 pub fn library() -> String {
     let text = environment::library_version().unwrap_or_else(|_| "unknown".into());
     text.trim_end_matches('\0').lines().next().unwrap_or_default().split(',').next().unwrap_or_default().to_string()
@@ -91,34 +97,41 @@ pub fn broadcast(from: usize, bytes: &mut [u8]) {
     bytes.chunks_mut(MOST).for_each(|part| world.process_at_rank(from as i32).broadcast_into(part));
 }
 
+/// Seconds spent in calls that wait for the others.
+pub fn seconds() -> f64 {
+    Duration::from_nanos(SPENT.load(Ordering::Relaxed)).as_secs_f64()
+}
+
 /// A call is under way while it lives.
-struct Waiting;
+struct Waiting {
+    began: Instant,
+}
 
 impl Waiting {
     fn begin() -> Waiting {
         WAITING.store(START.get().map_or(0, |s| s.elapsed().as_millis() as u64) + 1, Ordering::Relaxed);
-        Waiting
+        Waiting { began: Instant::now() }
     }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
         WAITING.store(0, Ordering::Relaxed);
+        SPENT.fetch_add(self.began.elapsed().as_nanos() as u64, Ordering::Relaxed);
     }
 }
 
 /// A thread that looks at the call under way: one that waits for longer than `timeout` waits for the dead.
-pub fn watch(timeout: Duration, stop: Arc<AtomicBool>) {
-    let rank = super::rank();
+pub fn watch(rank: usize, timeout: Duration, stop: Arc<AtomicBool>) {
     std::thread::spawn(move || {
-        let mut told = false;
+        let mut said = false;
         loop {
             std::thread::sleep(Duration::from_millis(100));
             let since = WAITING.load(Ordering::Relaxed);
             let now = START.get().map_or(0, |s| s.elapsed().as_millis() as u64);
             let waited = Duration::from_millis(if since == 0 { 0 } else { (now + 1).saturating_sub(since) });
-            if stop.load(Ordering::Relaxed) && !told && waited > Duration::from_millis(300) {
-                told = true;
+            if stop.load(Ordering::Relaxed) && !said && waited > Duration::from_millis(300) {
+                said = true;
                 eprintln!("mcl-train: rank {rank} was asked to stop and waits for the other ranks to finish their step");
             }
             if waited > timeout {
