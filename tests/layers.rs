@@ -19,7 +19,7 @@ const MAY_USE: &[(&str, &str)] = &[
     ("report", "error files"),
     ("run", "error files report"),
     ("recipe", "error optim system"),
-    ("data", "error pickle registry rng system"),
+    ("data", "error files pickle registry rng system"),
     ("weights", "error files nets params pickle"),
     ("cohort", "data nets params rng system"),
     ("methods", "cohort data error losses nets optim params registry rng system"),

@@ -266,7 +266,7 @@ fn a_loader_may_be_dropped_in_the_middle() {
     let order = sampler::epoch(&split.labels, Sampling::Shuffled, 2, 0, 0).unwrap();
     let mut loader = Loader::new(&split, order, Transform::pad_crop(32, MEAN, STD), 1, 0, 0, 0);
     assert!(loader.next().unwrap().is_ok());
-    assert_eq!(loader.left(), 31);
+    assert_eq!(loader.size_hint().1, Some(31));
     drop(loader);
 }
 

@@ -58,11 +58,6 @@ impl Loader {
         let places: Vec<u32> = (0..split.len() as u32).collect();
         Loader::new(split, places.chunks(batch.max(1)).map(<[u32]>::to_vec).collect(), transform, 1, 0, 0, 0)
     }
-
-    /// How many batches are still to come.
-    pub fn left(&self) -> usize {
-        self.left
-    }
 }
 
 impl Iterator for Loader {
@@ -77,6 +72,11 @@ impl Iterator for Loader {
         // After a fault there is nothing more to come.
         self.left = if batch.is_ok() { self.left - 1 } else { 0 };
         Some(batch.map(Made::batch))
+    }
+
+    /// As many batches as are still to come, fewer after a fault.
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (0, Some(self.left))
     }
 }
 
