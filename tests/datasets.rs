@@ -341,14 +341,58 @@ fn imagenet_is_train_and_val_of_class_folders() {
     assert_eq!(batch.views[0].size(), [1, 3, 224, 224]);
 }
 
-fn synthetic(task: Task, size: usize, per_class: Option<usize>, seed: u64) -> Dataset {
-    open("synthetic", None, &Options { task, size: Some(size), per_class, seed }).unwrap()
+fn synthetic(task: Task, size: usize, per_class: usize, seed: u64) -> Dataset {
+    open("synthetic", None, &Options { task, size: Some(size), own: own(&format!("per_class = {per_class}\nseed = {seed}")) }).unwrap()
+}
+
+fn own(text: &str) -> toml::Table {
+    text.parse().unwrap()
+}
+
+#[test]
+fn a_dataset_reads_keys_of_its_own_and_refuses_others() {
+    let refused = |name: &str, text: &str| {
+        let error = open(name, None, &Options { own: own(text), ..Options::default() }).err().unwrap();
+        assert_eq!((error.exit_code(), error.to_string().lines().count()), (2, 1), "{error}");
+        error.to_string()
+    };
+    assert_eq!(
+        refused("synthetic", "per_clas = 3"),
+        "dataset synthetic: unknown key `per_clas` in [data]; keys of its own: per_class, seed"
+    );
+    assert_eq!(refused("cifar100", "seed = 3"), "dataset cifar100: unknown key `seed` in [data]; keys of its own: none");
+    let text = refused("synthetic", "seed = \"x\"");
+    assert!(text.starts_with("dataset synthetic: [data]: ") && text.contains("seed"), "{text}");
+    for spec in mcl::data::DATASETS {
+        spec.options.check(spec.name, &toml::Table::new()).unwrap_or_else(|e| panic!("{}: its keys need defaults: {e}", spec.name));
+    }
+
+    let dir = tempfile::tempdir().unwrap();
+    (0..10).for_each(|i| jpeg(dir.path().join(format!("cat/{i}.jpg")), 8, 50));
+    let folder = |text: &str| open("image_folder", Some(dir.path()), &Options { own: own(text), ..Options::default() });
+    assert_eq!(folder("").unwrap().test.len(), 2);
+    let half = folder("test_share = 0.5").unwrap();
+    assert_eq!((half.train.len(), half.test.len()), (5, 5));
+    assert_ne!(half.test.rows, folder("test_share = 0.5\nseed = 1").unwrap().test.rows);
+    assert!(folder("test_share = 1.0").err().unwrap().to_string().contains("test_share = 1; accepted: more than 0 and less than 1"));
+}
+
+#[test]
+fn a_folder_with_train_x_bin_is_not_stl10_for_that() {
+    let dir = tempfile::tempdir().unwrap();
+    let found = |root: &Path| check::list(Some(root)).into_iter().find(|set| set.name == "stl10").unwrap().home;
+    let other = dir.path().join("other");
+    write(other.join("train_X.bin"), [0; 5000]);
+    assert!(found(&other).is_none_or(|home| home != other), "5000 bytes and no class names");
+    stl10(dir.path());
+    fs::rename(dir.path().join("stl10_binary"), dir.path().join("mine")).unwrap();
+    assert_eq!(found(&dir.path().join("mine")), Some(dir.path().join("mine")), "under another name, it still is one");
 }
 
 #[test]
 fn synthetic_is_drawn_by_seed_at_any_size_in_two_tasks() {
-    let [source, same, other] = [1, 1, 2].map(|seed| synthetic(Task::Source, 24, Some(4), seed));
-    let transfer = synthetic(Task::Transfer, 48, Some(4), 1);
+    let [source, same, other] = [1, 1, 2].map(|seed| synthetic(Task::Source, 24, 4, seed));
+    let transfer = synthetic(Task::Transfer, 48, 4, 1);
     assert_eq!((source.classes.len(), transfer.classes.len()), (32, 16));
     assert!(transfer.classes.iter().all(|class| !source.classes.contains(class)));
     assert_eq!((source.train.len(), source.test.len(), transfer.train.len()), (128, 32, 64));

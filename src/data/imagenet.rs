@@ -2,15 +2,17 @@
 
 use std::sync::Arc;
 
-use super::{Dataset, DatasetSpec, Pixels, Request, Split, class_folders};
+use super::{Dataset, DatasetSpec, OwnOptions, Pixels, Request, Split, class_folders};
 use crate::error::{Error, Result};
 
 pub const SPEC: DatasetSpec = DatasetSpec {
     name: "imagenet",
     about: "ImageNet: 1,281,167 + 50,000 images in 1000 classes, from folders train/ and val/",
     open,
+    options: OwnOptions::NONE,
     compare: None,
     layouts: &[("imagenet", "train"), ("ILSVRC2012", "train"), ("ILSVRC/Data/CLS-LOC", "train")],
+    recognise: |_| true,
     archives: &[],
     images: Some((1_281_167, 50_000)),
     md5s: &[],
