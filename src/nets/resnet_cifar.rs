@@ -38,6 +38,8 @@ pub const ARCHS: &[Arch] = &[
     arch!("resnet32", Kind::Basic, 5, PLANES),
     arch!("resnet56", Kind::Basic, 9, PLANES),
     arch!("resnet110", Kind::Bottleneck, 12, PLANES),
+    // Of the distillation zoo (RepDistiller, Tian et al., ICLR 2020): 1.23 M parameters.
+    arch!("resnet8x4", Kind::Basic, 1, [32, 64, 128, 256]),
 ];
 
 /// The channels of the stem, then the planes of the three stages.
