@@ -63,8 +63,16 @@ pub struct DatasetSpec {
 }
 
 /// Every dataset by its name in recipes and on the command line.
-pub const DATASETS: &[DatasetSpec] =
-    &[cifar::CIFAR10, cifar::CIFAR100, stl10::SPEC, tiny_imagenet::SPEC, imagenet::SPEC, image_folder::SPEC, synthetic::SPEC];
+#[rustfmt::skip] // one a line
+pub const DATASETS: &[DatasetSpec] = &[
+    cifar::CIFAR10,
+    cifar::CIFAR100,
+    stl10::SPEC,
+    tiny_imagenet::SPEC,
+    imagenet::SPEC,
+    image_folder::SPEC,
+    synthetic::SPEC,
+];
 
 /// The dataset of this name, or the error that lists all.
 pub fn find(name: &str) -> Result<&'static DatasetSpec> {
