@@ -7,6 +7,7 @@ pub mod augment;
 pub mod check;
 mod cifar;
 mod class_folders;
+mod fashion_mnist;
 pub mod fetch;
 mod image_folder;
 pub mod imagenet;
@@ -69,6 +70,7 @@ pub const DATASETS: &[DatasetSpec] = &[
     cifar::CIFAR100,
     stl10::SPEC,
     tiny_imagenet::SPEC,
+    fashion_mnist::SPEC,
     imagenet::SPEC,
     image_folder::SPEC,
     synthetic::SPEC,
