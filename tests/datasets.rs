@@ -206,6 +206,43 @@ fn stl10_stands_upright_and_its_labels_must_fit() {
     assert!(fault("stl10", dir.path()).contains("train_X.bin: 100 bytes are no whole number of 27648-byte images"));
 }
 
+/// An IDX file of bytes: its dimensions, then what it holds.
+fn idx(sizes: &[u32], content: &[u8]) -> Vec<u8> {
+    let sizes: Vec<u8> = sizes.iter().flat_map(|size| size.to_be_bytes()).collect();
+    [&[0, 0, 8, (sizes.len() / 4) as u8], sizes.as_slice(), content].concat()
+}
+
+#[test]
+fn fashion_mnist_gets_a_border_and_three_channels() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("FashionMNIST/raw");
+    let shade = |i: usize| (i % 251 + 1) as u8;
+    for part in ["train", "t10k"] {
+        write(home.join(format!("{part}-images-idx3-ubyte")), idx(&[2, 28, 28], &(0..2 * 784).map(shade).collect::<Vec<u8>>()));
+        write(home.join(format!("{part}-labels-idx1-ubyte")), idx(&[2], &[9, 0]));
+    }
+    let set = open_in("fashion_mnist", dir.path()).unwrap();
+    assert_eq!((set.train.labels.as_slice(), set.classes[9].as_str(), set.image_size), (&[9, 0][..], "Ankle boot", 32));
+    let image = set.test.image(1).unwrap();
+    for (y, x) in [(0, 0), (1, 31), (2, 2), (2, 29), (20, 7), (29, 29), (30, 5), (9, 30)] {
+        let inside = (2..30).contains(&y) && (2..30).contains(&x);
+        let want = if inside { shade(784 + (y - 2) * 28 + x - 2) } else { 0 };
+        assert_eq!(image.data[(y * 32 + x) * 3..][..3], [want; 3], "pixel {y}, {x}");
+    }
+    // The same files elsewhere may be another set's: the folder's name decides.
+    assert!(fault("fashion_mnist", &dir.path().join("FashionMNIST")).contains("no FashionMNIST/raw/train-images-idx3-ubyte"));
+    assert!(open_in("fashion_mnist", &home).is_ok());
+
+    write(home.join("train-labels-idx1-ubyte"), idx(&[2], &[10, 0]));
+    assert!(fault("fashion_mnist", dir.path()).ends_with("train-labels-idx1-ubyte: label 10 of image 0; 0 to 9 are expected"));
+    write(home.join("train-labels-idx1-ubyte"), idx(&[3], &[1, 0, 0]));
+    assert!(fault("fashion_mnist", dir.path()).contains("train-labels-idx1-ubyte: 3 labels for the 2 images of"));
+    write(home.join("train-labels-idx1-ubyte"), idx(&[3], &[1, 0]));
+    assert!(fault("fashion_mnist", dir.path()).ends_with("10 bytes where its header promises 11: truncated?"));
+    write(home.join("train-images-idx3-ubyte"), [0; 20]);
+    assert!(fault("fashion_mnist", dir.path()).contains("no IDX file of bytes whose entries have shape [28, 28]"));
+}
+
 fn jpeg(path: PathBuf, side: u32, shade: u8) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     image::RgbImage::from_pixel(side, side, image::Rgb([shade; 3])).save_with_format(path, image::ImageFormat::Jpeg).unwrap();
