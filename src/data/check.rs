@@ -14,7 +14,9 @@ use crate::error::{Error, Result};
 /// One dataset as `data list` shows it.
 #[derive(Debug, Serialize)]
 pub struct Listed {
+    /// As in the registry.
     pub name: &'static str,
+    /// One line about it.
     pub about: &'static str,
     /// Where it was found; none for a set that is not there, or that needs no files.
     pub home: Option<PathBuf>,
@@ -52,9 +54,13 @@ impl fmt::Display for Listed {
 /// What `data check` found.
 #[derive(Debug, Serialize)]
 pub struct Check {
+    /// As in the registry.
     pub name: &'static str,
+    /// Where it was found; none for a drawn set.
     pub home: Option<PathBuf>,
+    /// How many classes it has.
     pub classes: usize,
+    /// The training and the test split.
     pub splits: Vec<SplitCheck>,
     /// Files whose checksums are published.
     pub hashes: Vec<HashCheck>,
@@ -62,9 +68,12 @@ pub struct Check {
     pub notes: Vec<String>,
 }
 
+/// One split of a set.
 #[derive(Debug, Serialize)]
 pub struct SplitCheck {
+    /// `train` or `test`.
     pub name: &'static str,
+    /// How many images it has.
     pub images: usize,
     /// What the official set has; more than `images` in a subset.
     pub official: Option<usize>,
@@ -72,15 +81,20 @@ pub struct SplitCheck {
     pub by_class: Vec<(String, usize)>,
     /// Smallest and largest width and height in pixels.
     pub width: (usize, usize),
+    /// Likewise.
     pub height: (usize, usize),
     /// Files that cannot be decoded, and why.
     pub undecodable: Vec<(PathBuf, String)>,
 }
 
+/// A file whose checksum is published.
 #[derive(Debug, Serialize)]
 pub struct HashCheck {
+    /// Where it is.
     pub file: PathBuf,
+    /// The checksum it has.
     pub md5: String,
+    /// The checksum it should have.
     pub published: &'static str,
 }
 

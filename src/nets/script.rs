@@ -151,7 +151,7 @@ fn with_place<T>(params: &Params, work: impl FnOnce(Place) -> T) -> T {
 }
 
 /// The children of a backbone in the order they are called, and which map each one gives.
-pub fn layers(arch: &Arch, params: &Params) -> Vec<(String, Option<usize>)> {
+pub(crate) fn layers(arch: &Arch, params: &Params) -> Vec<(String, Option<usize>)> {
     with_place(params, |place| (arch.script)(&place).layers)
 }
 
@@ -190,7 +190,7 @@ fn module_at(arch: &Arch, place: &Place, answer: Answer) -> Module {
 }
 
 /// The names of the tensors that the maps depend on: a backbone's state dict.
-pub fn backbone_names(arch: &Arch, params: &Params) -> Vec<String> {
+pub(crate) fn backbone_names(arch: &Arch, params: &Params) -> Vec<String> {
     fn collect(module: &Module, prefix: &str, names: &mut Vec<String>) {
         names.extend(module.parameters.iter().chain(&module.buffers).map(|(name, _)| format!("{prefix}{name}")));
         module.children.iter().for_each(|(name, child)| collect(child, &format!("{prefix}{name}."), names));
@@ -207,18 +207,18 @@ fn class_name(arch: &Arch) -> String {
 }
 
 /// Children 0, 1, ... one after another.
-pub fn sequential(modules: Vec<Module>) -> Module {
+pub(crate) fn sequential(modules: Vec<Module>) -> Module {
     named_sequential(modules.into_iter().enumerate().map(|(i, m)| (i.to_string(), m)).collect())
 }
 
 /// As `sequential`, under names of their own.
-pub fn named_sequential(modules: Vec<(String, Module)>) -> Module {
+pub(crate) fn named_sequential(modules: Vec<(String, Module)>) -> Module {
     let calls: Vec<String> = modules.iter().map(|(name, _)| format!("x = getattr(self, \"{name}\").forward(x)\n")).collect();
     Module { children: modules, ..Module::new("Sequential", &format!("{}return x", calls.concat())) }
 }
 
 /// `torch.nn.Conv2d`, with a bias where the network has one.
-pub fn conv(place: &Place, shape: ConvShape) -> Module {
+pub(crate) fn conv(place: &Place, shape: ConvShape) -> Module {
     let ConvShape { stride: s, padding: p, dilation: d, groups, .. } = shape;
     let bias = place.find("bias");
     let given = if bias.is_some() { "self.bias" } else { "None" };
@@ -227,13 +227,13 @@ pub fn conv(place: &Place, shape: ConvShape) -> Module {
 }
 
 /// k x k with "same" padding; the weight knows the rest.
-pub fn plain_conv(place: &Place, stride: i64) -> Module {
+pub(crate) fn plain_conv(place: &Place, stride: i64) -> Module {
     let size = place.tensor("weight").size();
     conv(place, ConvShape::new(size[1], size[0], size[2], stride))
 }
 
 /// Batch statistics in training, running ones in evaluation, as torch.nn.BatchNorm2d with its defaults.
-pub fn batch_norm(place: &Place) -> Module {
+pub(crate) fn batch_norm(place: &Place) -> Module {
     let body = format!(
         "
 if self.training:
@@ -250,30 +250,30 @@ return torch.batch_norm(x, self.weight, self.bias, self.running_mean, self.runni
 }
 
 /// `torch.nn.LayerNorm` over the last dimension.
-pub fn layer_norm(place: &Place, eps: f64) -> Module {
+pub(crate) fn layer_norm(place: &Place, eps: f64) -> Module {
     let weight = place.tensor("weight");
     let body = format!("return torch.layer_norm(x, [{}], self.weight, self.bias, {eps})", weight.size()[0]);
     Module::new("LayerNorm", &body).parameter("weight", Some(weight)).parameter("bias", Some(place.tensor("bias")))
 }
 
 /// `torch.nn.Linear`, with a bias where the network has one.
-pub fn linear(place: &Place) -> Module {
+pub(crate) fn linear(place: &Place) -> Module {
     let bias = place.find("bias");
     let body = format!("return torch.linear(x, self.weight, {})", if bias.is_some() { "self.bias" } else { "None" });
     Module::new("Linear", &body).parameter("weight", Some(place.tensor("weight"))).parameter("bias", bias)
 }
 
 /// In place: what comes before needs its input to go backward, not its output.
-pub fn relu() -> Module {
+pub(crate) fn relu() -> Module {
     Module::new("ReLU", "return torch.relu_(x)")
 }
 
 /// 3 x 3 with stride 2, as after the stems for large images.
-pub fn max_pool() -> Module {
+pub(crate) fn max_pool() -> Module {
     Module::new("MaxPool2d", "return torch.max_pool2d(x, [3, 3], [2, 2], [1, 1], [1, 1], False)")
 }
 
 /// Global: [B, c, h, w] -> [B, c, 1, 1].
-pub fn avg_pool() -> Module {
+pub(crate) fn avg_pool() -> Module {
     Module::new("AdaptiveAvgPool2d", "return torch.mean(x, [2, 3], True)")
 }
