@@ -22,6 +22,8 @@ pub struct Listed {
     pub home: Option<PathBuf>,
     /// What brings it, for a set that is not there.
     pub bring: Option<String>,
+    /// Its own keys in a recipe's `[data]`.
+    pub keys: &'static [&'static str],
 }
 
 /// Every dataset, whether it is here, and what brings it otherwise.
@@ -35,7 +37,7 @@ pub fn list(data: Option<&Path>) -> Vec<Listed> {
             (None, None) if !spec.layouts.is_empty() => Some("point --data or MCL_DATA to it".to_string()),
             _ => None,
         };
-        Listed { name: spec.name, about: spec.about, home, bring }
+        Listed { name: spec.name, about: spec.about, home, bring, keys: spec.options.keys() }
     };
     DATASETS.iter().map(entry).collect()
 }
@@ -43,6 +45,9 @@ pub fn list(data: Option<&Path>) -> Vec<Listed> {
 impl fmt::Display for Listed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:14} {}", self.name, self.about)?;
+        if !self.keys.is_empty() {
+            write!(f, "\n{:14} keys of its own in [data]: {}", "", self.keys.join(", "))?;
+        }
         match (&self.home, &self.bring) {
             (Some(home), _) => write!(f, "\n{:14} in {}", "", home.display()),
             (None, Some(bring)) => write!(f, "\n{:14} not here: {bring}", ""),
