@@ -37,7 +37,7 @@ use crate::registry;
 use format::{FORMATS, Format};
 
 /// For `--help`.
-pub const ABOUT: &str = "Export backbones for torchvision, MMDetection, Detectron2, TorchScript, safetensors, with a proof beside each";
+pub const ABOUT: &str = "Export networks for other frameworks, each with a proof beside it";
 
 /// The flags of `mcl-eval export`.
 #[derive(Debug, Clone, ClapArgs)]
@@ -45,8 +45,8 @@ pub struct Args {
     /// Which networks.
     #[command(flatten)]
     pub subjects: SubjectArgs,
-    /// torchscript, torchvision, mmdet, detectron2 or safetensors; may be repeated [default: the protocol's]
-    #[arg(long, value_name = "FORMAT")]
+    /// Names of formats.
+    #[arg(long, value_name = "FORMAT", help = to_help())]
     pub to: Vec<String>,
     /// The whole network, which answers with logits, instead of the backbone, which answers with its maps
     #[arg(long)]
@@ -60,6 +60,12 @@ pub struct Args {
     /// Change a key of the protocol (may be repeated)
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
+}
+
+/// From the list, so that a new format is in it.
+fn to_help() -> String {
+    let names: Vec<&str> = FORMATS.iter().map(|format| format.name()).collect();
+    format!("One of {}; may be repeated [default: the protocol's]", names.join(", "))
 }
 
 /// What channels are normalised with.
