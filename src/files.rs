@@ -117,7 +117,7 @@ pub fn try_lock(path: &Path) -> Result<Option<File>> {
 }
 
 fn lock_file(path: &Path) -> Result<File> {
-    OpenOptions::new().create(true).truncate(false).write(true).open(path).map_err(Error::io("cannot write", path))
+    OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path).map_err(Error::io("cannot write", path))
 }
 
 /// Writes a value as readable JSON.

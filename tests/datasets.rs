@@ -206,6 +206,43 @@ fn stl10_stands_upright_and_its_labels_must_fit() {
     assert!(fault("stl10", dir.path()).contains("train_X.bin: 100 bytes are no whole number of 27648-byte images"));
 }
 
+/// An IDX file of bytes: its dimensions, then what it holds.
+fn idx(sizes: &[u32], content: &[u8]) -> Vec<u8> {
+    let sizes: Vec<u8> = sizes.iter().flat_map(|size| size.to_be_bytes()).collect();
+    [&[0, 0, 8, (sizes.len() / 4) as u8], sizes.as_slice(), content].concat()
+}
+
+#[test]
+fn fashion_mnist_gets_a_border_and_three_channels() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("FashionMNIST/raw");
+    let shade = |i: usize| (i % 251 + 1) as u8;
+    for part in ["train", "t10k"] {
+        write(home.join(format!("{part}-images-idx3-ubyte")), idx(&[2, 28, 28], &(0..2 * 784).map(shade).collect::<Vec<u8>>()));
+        write(home.join(format!("{part}-labels-idx1-ubyte")), idx(&[2], &[9, 0]));
+    }
+    let set = open_in("fashion_mnist", dir.path()).unwrap();
+    assert_eq!((set.train.labels.as_slice(), set.classes[9].as_str(), set.image_size), (&[9, 0][..], "Ankle boot", 32));
+    let image = set.test.image(1).unwrap();
+    for (y, x) in [(0, 0), (1, 31), (2, 2), (2, 29), (20, 7), (29, 29), (30, 5), (9, 30)] {
+        let inside = (2..30).contains(&y) && (2..30).contains(&x);
+        let want = if inside { shade(784 + (y - 2) * 28 + x - 2) } else { 0 };
+        assert_eq!(image.data[(y * 32 + x) * 3..][..3], [want; 3], "pixel {y}, {x}");
+    }
+    // The same files elsewhere may be another set's: the folder's name decides.
+    assert!(fault("fashion_mnist", &dir.path().join("FashionMNIST")).contains("no FashionMNIST/raw/train-images-idx3-ubyte"));
+    assert!(open_in("fashion_mnist", &home).is_ok());
+
+    write(home.join("train-labels-idx1-ubyte"), idx(&[2], &[10, 0]));
+    assert!(fault("fashion_mnist", dir.path()).ends_with("train-labels-idx1-ubyte: label 10 of image 0; 0 to 9 are expected"));
+    write(home.join("train-labels-idx1-ubyte"), idx(&[3], &[1, 0, 0]));
+    assert!(fault("fashion_mnist", dir.path()).contains("train-labels-idx1-ubyte: 3 labels for the 2 images of"));
+    write(home.join("train-labels-idx1-ubyte"), idx(&[3], &[1, 0]));
+    assert!(fault("fashion_mnist", dir.path()).ends_with("10 bytes where its header promises 11: truncated?"));
+    write(home.join("train-images-idx3-ubyte"), [0; 20]);
+    assert!(fault("fashion_mnist", dir.path()).contains("no IDX file of bytes whose entries have shape [28, 28]"));
+}
+
 fn jpeg(path: PathBuf, side: u32, shade: u8) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     image::RgbImage::from_pixel(side, side, image::Rgb([shade; 3])).save_with_format(path, image::ImageFormat::Jpeg).unwrap();
@@ -341,14 +378,58 @@ fn imagenet_is_train_and_val_of_class_folders() {
     assert_eq!(batch.views[0].size(), [1, 3, 224, 224]);
 }
 
-fn synthetic(task: Task, size: usize, per_class: Option<usize>, seed: u64) -> Dataset {
-    open("synthetic", None, &Options { task, size: Some(size), per_class, seed }).unwrap()
+fn synthetic(task: Task, size: usize, per_class: usize, seed: u64) -> Dataset {
+    open("synthetic", None, &Options { task, size: Some(size), own: own(&format!("per_class = {per_class}\nseed = {seed}")) }).unwrap()
+}
+
+fn own(text: &str) -> toml::Table {
+    text.parse().unwrap()
+}
+
+#[test]
+fn a_dataset_reads_keys_of_its_own_and_refuses_others() {
+    let refused = |name: &str, text: &str| {
+        let error = open(name, None, &Options { own: own(text), ..Options::default() }).err().unwrap();
+        assert_eq!((error.exit_code(), error.to_string().lines().count()), (2, 1), "{error}");
+        error.to_string()
+    };
+    assert_eq!(
+        refused("synthetic", "per_clas = 3"),
+        "dataset synthetic: unknown key `per_clas` in [data]; keys of its own: per_class, seed"
+    );
+    assert_eq!(refused("cifar100", "seed = 3"), "dataset cifar100: unknown key `seed` in [data]; keys of its own: none");
+    let text = refused("synthetic", "seed = \"x\"");
+    assert!(text.starts_with("dataset synthetic: [data]: ") && text.contains("seed"), "{text}");
+    for spec in mcl::data::DATASETS {
+        spec.options.check(spec.name, &toml::Table::new()).unwrap_or_else(|e| panic!("{}: its keys need defaults: {e}", spec.name));
+    }
+
+    let dir = tempfile::tempdir().unwrap();
+    (0..10).for_each(|i| jpeg(dir.path().join(format!("cat/{i}.jpg")), 8, 50));
+    let folder = |text: &str| open("image_folder", Some(dir.path()), &Options { own: own(text), ..Options::default() });
+    assert_eq!(folder("").unwrap().test.len(), 2);
+    let half = folder("test_share = 0.5").unwrap();
+    assert_eq!((half.train.len(), half.test.len()), (5, 5));
+    assert_ne!(half.test.rows, folder("test_share = 0.5\nseed = 1").unwrap().test.rows);
+    assert!(folder("test_share = 1.0").err().unwrap().to_string().contains("test_share = 1; accepted: more than 0 and less than 1"));
+}
+
+#[test]
+fn a_folder_with_train_x_bin_is_not_stl10_for_that() {
+    let dir = tempfile::tempdir().unwrap();
+    let found = |root: &Path| check::list(Some(root)).into_iter().find(|set| set.name == "stl10").unwrap().home;
+    let other = dir.path().join("other");
+    write(other.join("train_X.bin"), [0; 5000]);
+    assert!(found(&other).is_none_or(|home| home != other), "5000 bytes and no class names");
+    stl10(dir.path());
+    fs::rename(dir.path().join("stl10_binary"), dir.path().join("mine")).unwrap();
+    assert_eq!(found(&dir.path().join("mine")), Some(dir.path().join("mine")), "under another name, it still is one");
 }
 
 #[test]
 fn synthetic_is_drawn_by_seed_at_any_size_in_two_tasks() {
-    let [source, same, other] = [1, 1, 2].map(|seed| synthetic(Task::Source, 24, Some(4), seed));
-    let transfer = synthetic(Task::Transfer, 48, Some(4), 1);
+    let [source, same, other] = [1, 1, 2].map(|seed| synthetic(Task::Source, 24, 4, seed));
+    let transfer = synthetic(Task::Transfer, 48, 4, 1);
     assert_eq!((source.classes.len(), transfer.classes.len()), (32, 16));
     assert!(transfer.classes.iter().all(|class| !source.classes.contains(class)));
     assert_eq!((source.train.len(), source.test.len(), transfer.train.len()), (128, 32, 64));

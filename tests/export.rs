@@ -196,7 +196,7 @@ fn one_network_goes_to_every_framework() {
         want.sort();
         assert_eq!(held, want);
         let texts = ["README.md", "check.py"].map(|n| std::fs::read_to_string(folder.join(n)).unwrap());
-        assert!(texts.iter().all(|t| !t.contains('@')), "{target}: a mark was not filled in");
+        assert!(texts.iter().all(|t| !t.contains("{{") && !t.contains("{%")), "{target}: the template was not filled in");
         assert!(texts[0].contains(name) && texts[0].contains("RGB") && texts[0].contains("0.25"), "{}", texts[0]);
         let facts: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(folder.join("export.json")).unwrap()).unwrap();
         assert_eq!(facts["channels"], serde_json::json!([64, 128, 256, 512]));

@@ -20,7 +20,7 @@ const MAY_USE: &[(&str, &str)] = &[
     ("report", "error files"),
     ("run", "error files report"),
     ("recipe", "error files optim settings system"),
-    ("data", "error pickle registry rng system"),
+    ("data", "error files pickle registry rng system"),
     ("weights", "error files nets params pickle"),
     ("cohort", "data nets params rng system"),
     ("methods", "cohort data error losses nets optim params recipe registry rng system"),

@@ -2,7 +2,7 @@
 
     python detect.py --export runs/r50/export/peer-0/torchvision --coco /data/coco --out runs/r50/detect
 
-Settings come from protocols/eval/export-coco.toml ([mask_rcnn]). Killed at any point, the same command goes on where it was; the last
+Settings come from protocols/coco/mask_rcnn.toml. Killed at any point, the same command goes on where it was; the last
 line appends box and mask mAP to results.jsonl in --results, from where `mcl-eval report` puts them beside the paper's.
 """
 import argparse
@@ -33,7 +33,7 @@ from torchvision.models.detection import MaskRCNN
 from torchvision.ops import FrozenBatchNorm2d
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelMaxPool
 
-PROTOCOL = Path(__file__).parents[1] / "eval" / "export-coco.toml"
+PROTOCOL = Path(__file__).parent / "mask_rcnn.toml"
 
 
 def options():

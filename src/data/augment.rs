@@ -13,11 +13,15 @@ use crate::rng::Rng;
 /// The way from a stored image to `size` x `size` normalised floats.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Transform {
+    /// Side of the images it makes.
     pub size: usize,
+    /// Which part of an image is taken, and how it is brought to that side.
     pub crop: Crop,
     /// Mirror every second image, by chance.
     pub flip: bool,
+    /// What channels are normalised with.
     pub mean: [f64; 3],
+    /// Likewise.
     pub std: [f64; 3],
     /// RandAugment after the crop.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -36,7 +40,9 @@ fn is_zero(probability: &f64) -> bool {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Mix {
+    /// Parameter of the Beta distribution that images are mixed with; 0 is off.
     pub mixup: f64,
+    /// Likewise for pasted rectangles; 0 is off.
     pub cutmix: f64,
 }
 
@@ -47,17 +53,29 @@ impl Default for Mix {
     }
 }
 
+/// Which part of an image is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Crop {
     /// The image as it is, which must have the size.
     None,
     /// Zeros around it, then any of the (2 pad + 1)^2 crops: torchvision's RandomCrop(size, padding).
-    Pad { pad: usize },
+    Pad {
+        /// Zeros around every side.
+        pad: usize,
+    },
     /// torchvision's RandomResizedCrop(size, scale, ratio).
-    RandomResized { scale: [f64; 2], ratio: [f64; 2] },
+    RandomResized {
+        /// Share of the area that is taken, smallest and largest.
+        scale: [f64; 2],
+        /// Width divided by height, smallest and largest.
+        ratio: [f64; 2],
+    },
     /// The shorter side resized to `resize`, then the middle: torchvision's Resize and CenterCrop.
-    Centre { resize: usize },
+    Centre {
+        /// What the shorter side is brought to before the middle is cut out.
+        resize: usize,
+    },
     /// The whole image stretched to the size.
     Stretch,
 }
@@ -216,8 +234,11 @@ fn erase(size: usize, rng: &mut Rng, out: &mut [f32]) {
 /// Views with another order of the batch mixed in: `weight` of an image's own label, the rest of the one in `labels`.
 #[derive(Debug)]
 pub struct Mixed {
+    /// The images of each view, mixed.
     pub views: Vec<Tensor>,
+    /// The classes of the images that were mixed in.
     pub labels: Tensor,
+    /// The share of the image's own class; the rest is the other's.
     pub weight: f64,
 }
 

@@ -14,12 +14,16 @@ use crate::error::{Error, Result};
 /// One dataset as `data list` shows it.
 #[derive(Debug, Serialize)]
 pub struct Listed {
+    /// As in the registry.
     pub name: &'static str,
+    /// One line about it.
     pub about: &'static str,
     /// Where it was found; none for a set that is not there, or that needs no files.
     pub home: Option<PathBuf>,
     /// What brings it, for a set that is not there.
     pub bring: Option<String>,
+    /// Its own keys in a recipe's `[data]`.
+    pub keys: &'static [&'static str],
 }
 
 /// Every dataset, whether it is here, and what brings it otherwise.
@@ -33,7 +37,7 @@ pub fn list(data: Option<&Path>) -> Vec<Listed> {
             (None, None) if !spec.layouts.is_empty() => Some("point --data or MCL_DATA to it".to_string()),
             _ => None,
         };
-        Listed { name: spec.name, about: spec.about, home, bring }
+        Listed { name: spec.name, about: spec.about, home, bring, keys: spec.options.keys() }
     };
     DATASETS.iter().map(entry).collect()
 }
@@ -41,6 +45,9 @@ pub fn list(data: Option<&Path>) -> Vec<Listed> {
 impl fmt::Display for Listed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:14} {}", self.name, self.about)?;
+        if !self.keys.is_empty() {
+            write!(f, "\n{:14} keys of its own in [data]: {}", "", self.keys.join(", "))?;
+        }
         match (&self.home, &self.bring) {
             (Some(home), _) => write!(f, "\n{:14} in {}", "", home.display()),
             (None, Some(bring)) => write!(f, "\n{:14} not here: {bring}", ""),
@@ -52,9 +59,13 @@ impl fmt::Display for Listed {
 /// What `data check` found.
 #[derive(Debug, Serialize)]
 pub struct Check {
+    /// As in the registry.
     pub name: &'static str,
+    /// Where it was found; none for a drawn set.
     pub home: Option<PathBuf>,
+    /// How many classes it has.
     pub classes: usize,
+    /// The training and the test split.
     pub splits: Vec<SplitCheck>,
     /// Files whose checksums are published.
     pub hashes: Vec<HashCheck>,
@@ -62,9 +73,12 @@ pub struct Check {
     pub notes: Vec<String>,
 }
 
+/// One split of a set.
 #[derive(Debug, Serialize)]
 pub struct SplitCheck {
+    /// `train` or `test`.
     pub name: &'static str,
+    /// How many images it has.
     pub images: usize,
     /// What the official set has; more than `images` in a subset.
     pub official: Option<usize>,
@@ -72,15 +86,20 @@ pub struct SplitCheck {
     pub by_class: Vec<(String, usize)>,
     /// Smallest and largest width and height in pixels.
     pub width: (usize, usize),
+    /// Likewise.
     pub height: (usize, usize),
     /// Files that cannot be decoded, and why.
     pub undecodable: Vec<(PathBuf, String)>,
 }
 
+/// A file whose checksum is published.
 #[derive(Debug, Serialize)]
 pub struct HashCheck {
+    /// Where it is.
     pub file: PathBuf,
+    /// The checksum it has.
     pub md5: String,
+    /// The checksum it should have.
     pub published: &'static str,
 }
 

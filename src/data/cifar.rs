@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{Archive, Dataset, DatasetSpec, Pixels, Raw, Request, Split};
+use super::{Archive, Dataset, DatasetSpec, OwnOptions, Pixels, Raw, Request, Split};
 use crate::error::{Error, Result};
 use crate::pickle;
 
@@ -13,8 +13,10 @@ pub const CIFAR10: DatasetSpec = DatasetSpec {
     name: "cifar10",
     about: "CIFAR-10: 50,000 + 10,000 images of 32 x 32 in 10 classes",
     open: |request| open(request, &TEN),
+    options: OwnOptions::NONE,
     compare: Some(|set| compare(set, &TEN)),
     layouts: &[("cifar-10-batches-bin", "data_batch_1.bin"), ("cifar-10-batches-py", "data_batch_1")],
+    recognise: |_| true,
     archives: &[
         Archive {
             folder: "cifar-10-batches-bin",
@@ -47,8 +49,10 @@ pub const CIFAR100: DatasetSpec = DatasetSpec {
     name: "cifar100",
     about: "CIFAR-100: 50,000 + 10,000 images of 32 x 32 in 100 classes",
     open: |request| open(request, &HUNDRED),
+    options: OwnOptions::NONE,
     compare: Some(|set| compare(set, &HUNDRED)),
     layouts: &[("cifar-100-binary", "train.bin"), ("cifar-100-python", "train")],
+    recognise: |_| true,
     archives: &[
         Archive {
             folder: "cifar-100-binary",

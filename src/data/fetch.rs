@@ -10,16 +10,20 @@ use md5::{Digest, Md5};
 
 use super::{DATASETS, roots};
 use crate::error::{Error, Result};
+use crate::files;
 
 /// An official archive of a dataset.
 #[derive(Debug)]
 pub struct Archive {
     /// The one folder it unpacks to; also its name for `data fetch`.
     pub folder: &'static str,
+    /// Its own name.
     pub file: &'static str,
     /// The address without the file, ending in a slash.
     pub base: &'static str,
+    /// Its published checksum, in hexadecimal.
     pub md5: &'static str,
+    /// How much there is to download.
     pub megabytes: u32,
 }
 
@@ -30,6 +34,7 @@ pub struct Fetch<'a> {
     pub data: Option<&'a Path>,
     /// Takes the place of the official address; `MCL_DATA_MIRROR` otherwise.
     pub mirror: Option<&'a str>,
+    /// Says nothing while it works.
     pub quiet: bool,
 }
 
@@ -53,12 +58,9 @@ pub fn bring(archive: &Archive, root: &Path, base: &str, quiet: bool) -> Result<
     let address = format!("{}/{}", base.trim_end_matches('/'), archive.file);
     fs::create_dir_all(root).map_err(Error::io("cannot make", root))?;
     let part = root.join(format!(".{}.part", archive.file));
-    let mut file =
-        File::options().read(true).write(true).create(true).truncate(false).open(&part).map_err(Error::io("cannot write", &part))?;
-    file.try_lock().map_err(|e| match e {
-        fs::TryLockError::WouldBlock => Error::failed(format!("another process is fetching {} into {}", archive.file, root.display())),
-        fs::TryLockError::Error(source) => Error::Io { what: "cannot lock", path: part.clone(), source },
-    })?;
+    // The lock is on what is being downloaded: a second process would write into the same bytes.
+    let mut file = files::try_lock(&part)?
+        .ok_or_else(|| Error::failed(format!("another process is fetching {} into {}", archive.file, root.display())))?;
     download(&address, &mut file, &part, quiet)?;
 
     let found = md5_of(&mut file, &part)?;

@@ -3,25 +3,46 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use serde::Deserialize;
+
 use super::imagenet::{CROP, MEAN, STD};
-use super::{Dataset, DatasetSpec, Pixels, Request, Split, class_folders, sampler};
+use super::{Dataset, DatasetSpec, OwnOptions, Pixels, Request, Split, class_folders, sampler};
 use crate::error::{Error, Result};
 
 pub const SPEC: DatasetSpec = DatasetSpec {
     name: "image_folder",
     about: "a folder of your own: CLASS/*.jpg, or train/CLASS/*.jpg and val/ or test/",
     open,
+    options: OwnOptions::of::<Own>(),
     compare: None,
     layouts: &[],
+    recognise: |_| true,
     archives: &[],
     images: None,
     md5s: &[],
 };
 
-/// Of a folder without a split, this share of every class is for testing.
-const TEST_SHARE: f64 = 0.2;
+/// Its own keys in `[data]`, for a folder that has no split.
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Own {
+    /// The share of every class that is for testing.
+    test_share: f64,
+    /// Draws that share.
+    seed: u64,
+}
+
+impl Default for Own {
+    fn default() -> Own {
+        Own { test_share: 0.2, seed: 0 }
+    }
+}
 
 fn open(request: &Request) -> Result<Dataset> {
+    let own: Own = request.own()?;
+    if !(own.test_share > 0.0 && own.test_share < 1.0) {
+        return Err(Error::input(format!("dataset image_folder: test_share = {}; accepted: more than 0 and less than 1", own.test_share)));
+    }
     let (home, _) = request.roots.iter().find(|(root, _)| root.is_dir()).ok_or_else(|| {
         Error::input(format!(
             "dataset image_folder: no folder at {}; point --data to the folder that holds the class folders",
@@ -34,7 +55,7 @@ fn open(request: &Request) -> Result<Dataset> {
     let (classes, train, test) = match (train.is_dir(), test) {
         (true, Some(test)) => with_split(&train, &test)?,
         (true, None) => return Err(Error::file(home, "a train folder without a val or test folder beside it")),
-        (false, _) => without_split(&home, request.options.seed)?,
+        (false, _) => without_split(&home, &own)?,
     };
     Ok(Dataset {
         name: request.spec.name,
@@ -58,7 +79,7 @@ fn with_split(train: &Path, test: &Path) -> Result<(Vec<String>, Split, Split)> 
     Ok((classes, train, test))
 }
 
-fn without_split(home: &Path, seed: u64) -> Result<(Vec<String>, Split, Split)> {
+fn without_split(home: &Path, own: &Own) -> Result<(Vec<String>, Split, Split)> {
     let classes = class_folders::class_names(home)?;
     if classes.is_empty() {
         return Err(Error::file(home, "no class folders in it; CLASS/*.jpg, or train/CLASS/*.jpg and val/CLASS/*.jpg, are expected"));
@@ -67,7 +88,7 @@ fn without_split(home: &Path, seed: u64) -> Result<(Vec<String>, Split, Split)> 
     if let Some((class, n)) = classes.iter().zip(all.counts(classes.len())).find(|(_, n)| *n < 2) {
         return Err(Error::file(home.join(class), format!("{n} image(s); a class needs at least 2 to be split for training and testing")));
     }
-    let test = sampler::stratified(&all.labels, TEST_SHARE, seed);
+    let test = sampler::stratified(&all.labels, own.test_share, own.seed);
     let train: Vec<usize> = (0..all.len()).filter(|i| test.binary_search(i).is_err()).collect();
     Ok((classes, all.subset(&train), all.subset(&test)))
 }

@@ -2,15 +2,17 @@
 
 use std::sync::Arc;
 
-use super::{Dataset, DatasetSpec, Pixels, Request, Split, class_folders};
+use super::{Dataset, DatasetSpec, OwnOptions, Pixels, Request, Split, class_folders};
 use crate::error::{Error, Result};
 
-pub const SPEC: DatasetSpec = DatasetSpec {
+pub(super) const SPEC: DatasetSpec = DatasetSpec {
     name: "imagenet",
     about: "ImageNet: 1,281,167 + 50,000 images in 1000 classes, from folders train/ and val/",
     open,
+    options: OwnOptions::NONE,
     compare: None,
     layouts: &[("imagenet", "train"), ("ILSVRC2012", "train"), ("ILSVRC/Data/CLS-LOC", "train")],
+    recognise: |_| true,
     archives: &[],
     images: Some((1_281_167, 50_000)),
     md5s: &[],
@@ -18,8 +20,10 @@ pub const SPEC: DatasetSpec = DatasetSpec {
 
 /// The statistics everybody's ImageNet networks are trained with.
 pub const MEAN: [f64; 3] = [0.485, 0.456, 0.406];
+/// See `MEAN`.
 pub const STD: [f64; 3] = [0.229, 0.224, 0.225];
-pub const CROP: usize = 224;
+/// Side of the square that is cut out.
+pub(super) const CROP: usize = 224;
 
 fn open(request: &Request) -> Result<Dataset> {
     let (home, _) = request.home()?;

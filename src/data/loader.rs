@@ -84,7 +84,7 @@ impl Iterator for Loader {
         Some(batch.map(Made::batch))
     }
 
-    /// A fault ends the batches early.
+    /// As many batches as are still to come, fewer after a fault.
     fn size_hint(&self) -> (usize, Option<usize>) {
         (0, Some(self.left))
     }

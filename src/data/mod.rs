@@ -1,13 +1,18 @@
 //! Datasets: where pixels and labels come from, and the batches made of them.
+//!
+//! A dataset is a file here that exports a `DatasetSpec`, and its entry in `DATASETS`. Keys of its own in a recipe's `[data]` are a struct in
+//! that file, named by `DatasetSpec::options` and read by `Request::own`.
 
 pub mod augment;
 pub mod check;
 mod cifar;
 mod class_folders;
+mod fashion_mnist;
 pub mod fetch;
 mod image_folder;
 pub mod imagenet;
 mod loader;
+mod options;
 mod picture;
 pub mod rand_augment;
 pub mod sampler;
@@ -20,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
+use serde::de::DeserializeOwned;
 use tch::Tensor;
 
 use crate::error::{Error, Result};
@@ -30,18 +35,26 @@ pub use augment::{Mix, Transform};
 pub use class_folders::images_below;
 pub use fetch::Archive;
 pub use loader::Loader;
+pub use options::{Options, OwnOptions, Task};
 pub use picture::{Picture, Rect};
 pub use rand_augment::RandAugment;
 
 /// All a dataset file exports.
 pub struct DatasetSpec {
+    /// Its name in recipes and on the command line.
     pub name: &'static str,
+    /// One line for lists.
     pub about: &'static str,
+    /// Reads it; what it was asked for has been checked.
     pub open: fn(&Request) -> Result<Dataset>,
+    /// Its own keys in `[data]`.
+    pub options: OwnOptions,
     /// What `data check` can compare it with; returns what to say.
     pub compare: Option<fn(&Dataset) -> Result<Vec<String>>>,
     /// How it may lie on disk: (its folder, a file or folder in it), the preferred layout first.
     pub layouts: &'static [(&'static str, &'static str)],
+    /// Whether a folder of another name than its layouts have holds this set, and not another one with files of the same names.
+    pub recognise: fn(&Path) -> bool,
     /// What `data fetch` can bring, the preferred one first.
     pub archives: &'static [Archive],
     /// Images of the official set, for training and testing.
@@ -51,9 +64,19 @@ pub struct DatasetSpec {
 }
 
 /// Every dataset by its name in recipes and on the command line.
-pub const DATASETS: &[DatasetSpec] =
-    &[cifar::CIFAR10, cifar::CIFAR100, stl10::SPEC, tiny_imagenet::SPEC, imagenet::SPEC, image_folder::SPEC, synthetic::SPEC];
+#[rustfmt::skip] // one a line
+pub const DATASETS: &[DatasetSpec] = &[
+    cifar::CIFAR10,
+    cifar::CIFAR100,
+    stl10::SPEC,
+    tiny_imagenet::SPEC,
+    fashion_mnist::SPEC,
+    imagenet::SPEC,
+    image_folder::SPEC,
+    synthetic::SPEC,
+];
 
+/// The dataset of this name, or the error that lists all.
 pub fn find(name: &str) -> Result<&'static DatasetSpec> {
     registry::find("dataset", name, DATASETS, |spec| spec.name)
 }
@@ -61,43 +84,17 @@ pub fn find(name: &str) -> Result<&'static DatasetSpec> {
 /// Opens a dataset from under `data` (the `--data` folder), `MCL_DATA` or `./data`, whichever holds it first.
 pub fn open(name: &str, data: Option<&Path>, options: &Options) -> Result<Dataset> {
     let spec = find(name)?;
+    spec.options.check(spec.name, &options.own)?;
     (spec.open)(&Request { spec, roots: roots(data), options })
-}
-
-/// What may be asked of a dataset beyond its name; each set reads what concerns it.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// Which of its two tasks `synthetic` draws; the other sets have one.
-    pub task: Task,
-    /// Side of the images drawn by `synthetic` (32) or cropped from those of `imagenet` and `image_folder` (224).
-    pub size: Option<usize>,
-    /// Training images a class of `synthetic`; it draws a third as many for its test split.
-    pub per_class: Option<usize>,
-    /// Draws `synthetic`, and the split of an `image_folder` that has none.
-    pub seed: u64,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options { task: Task::Source, size: None, per_class: None, seed: 0 }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Task {
-    /// What networks are pre-trained on.
-    Source,
-    /// Other classes, for measuring transfer.
-    Transfer,
 }
 
 /// What a dataset is opened from.
 pub struct Request<'a> {
+    /// The dataset.
     pub spec: &'static DatasetSpec,
     /// Where data are looked for, best first, and what named the place.
     pub roots: Vec<(PathBuf, &'static str)>,
+    /// What was asked for.
     pub options: &'a Options,
 }
 
@@ -108,14 +105,21 @@ pub fn roots(data: Option<&Path>) -> Vec<(PathBuf, &'static str)> {
 }
 
 impl Request<'_> {
+    /// The dataset's own keys.
+    pub fn own<T: DeserializeOwned>(&self) -> Result<T> {
+        options::read(self.spec.name, &self.options.own)
+    }
+
     /// The first folder that holds one of the set's layouts, and which. A root may also be the folder itself.
     pub fn locate(&self) -> Option<(PathBuf, usize)> {
         for (root, _) in &self.roots {
             for (i, (folder, file)) in self.spec.layouts.iter().enumerate() {
-                for dir in [root.join(folder), root.clone()] {
-                    if dir.join(file).exists() {
-                        return Some((dir, i));
-                    }
+                let named = root.join(folder);
+                if named.join(file).exists() {
+                    return Some((named, i));
+                }
+                if root.join(file).exists() && (root.ends_with(folder) || (self.spec.recognise)(root)) {
+                    return Some((root.clone(), i));
                 }
             }
         }
@@ -146,13 +150,17 @@ impl Request<'_> {
 /// A dataset as read from disk (or drawn, for `synthetic`).
 #[derive(Clone)]
 pub struct Dataset {
+    /// As in the registry.
     pub name: &'static str,
+    /// What networks learn from.
     pub train: Split,
+    /// What they are tested on.
     pub test: Split,
     /// The names of the classes, in the order of the labels.
     pub classes: Vec<String>,
     /// Channel statistics its networks are trained with.
     pub mean: [f64; 3],
+    /// Likewise.
     pub std: [f64; 3],
     /// Side of its square images, or what images of many sizes are cropped to.
     pub image_size: usize,
@@ -190,11 +198,15 @@ impl Dataset {
 /// Images and labels; cloning is cheap. `rows[i]` is the place in `pixels` of image i, so a subset shares the pixels.
 #[derive(Clone)]
 pub struct Split {
+    /// The images, of this split and perhaps of others.
     pub pixels: Pixels,
+    /// Which of them are this split's.
     pub rows: Arc<Vec<u32>>,
+    /// The class of each.
     pub labels: Arc<Vec<i64>>,
 }
 
+/// Where images are.
 #[derive(Clone)]
 pub enum Pixels {
     /// Small sets, whole in memory.
@@ -205,8 +217,11 @@ pub enum Pixels {
 
 /// u8 images of one size, [count, height, width, 3]: channels last, as batches are made.
 pub struct Raw {
+    /// Of each image, in pixels.
     pub height: usize,
+    /// Likewise.
     pub width: usize,
+    /// All images one after another.
     pub data: Vec<u8>,
 }
 
@@ -217,10 +232,12 @@ impl Split {
         Split { pixels, rows: Arc::new((0..labels.len() as u32).collect()), labels: Arc::new(labels) }
     }
 
+    /// How many images it has.
     pub fn len(&self) -> usize {
         self.labels.len()
     }
 
+    /// Has it none?
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty()
     }
@@ -282,12 +299,14 @@ impl Pixels {
         }
     }
 
+    /// Are there none?
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
 impl Raw {
+    /// The image at this place.
     pub fn image(&self, row: usize) -> Picture<'_> {
         let size = self.height * self.width * 3;
         Picture { height: self.height, width: self.width, data: Cow::Borrowed(&self.data[row * size..(row + 1) * size]) }
@@ -298,8 +317,11 @@ impl Raw {
 /// `index` is the place in the training split (after `fraction` and `holdout`): memory banks key on it.
 #[derive(Debug)]
 pub struct Batch {
+    /// The images, augmented anew for each entry.
     pub views: Vec<Tensor>,
+    /// Their classes, int64 [B].
     pub labels: Tensor,
+    /// Their places, int64 [B].
     pub index: Tensor,
     /// Seeds what networks draw in training (drop-path): see `nets::layers::Pass`.
     pub noise: u64,
@@ -320,6 +342,7 @@ impl Batch {
 /// How an epoch's batches are drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sampling {
+    /// Every image once, in an order of the epoch's own.
     Shuffled,
     /// B/2 classes x 2 images: every anchor has a positive.
     ClassPairs,

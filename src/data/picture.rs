@@ -10,17 +10,24 @@ use crate::error::{Error, Result};
 /// RGB, [height, width, 3].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Picture<'a> {
+    /// In pixels.
     pub height: usize,
+    /// Likewise.
     pub width: usize,
+    /// Its pixels, row by row, three channels each.
     pub data: Cow<'a, [u8]>,
 }
 
 /// A part of an image, in pixels.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rect {
+    /// Rows above it.
     pub top: usize,
+    /// Columns left of it.
     pub left: usize,
+    /// In pixels.
     pub height: usize,
+    /// Likewise.
     pub width: usize,
 }
 
@@ -56,6 +63,7 @@ fn has_end(jpeg: &[u8]) -> bool {
 }
 
 impl Picture<'_> {
+    /// All of it.
     pub fn whole(&self) -> Rect {
         Rect { top: 0, left: 0, height: self.height, width: self.width }
     }

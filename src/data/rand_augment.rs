@@ -10,7 +10,9 @@ use crate::rng::Rng;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RandAugment {
+    /// How many operations an image gets.
     pub ops: usize,
+    /// How strong they are, one of 31 steps.
     pub magnitude: usize,
 }
 
@@ -23,7 +25,9 @@ impl Default for RandAugment {
 /// The largest bin.
 pub const BINS: usize = 30;
 
+/// An operation, by torchvision's name for it.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(missing_docs)] // the names say it, and torchvision's documentation the rest
 pub enum Op {
     Identity,
     ShearX,
@@ -60,6 +64,7 @@ pub const OPS: [Op; 14] = [
 ];
 
 impl RandAugment {
+    /// The image after the operations drawn for it.
     pub fn apply(&self, image: Picture<'static>, rng: &mut Rng) -> Picture<'static> {
         (0..self.ops).fold(image, |image, _| {
             let op = OPS[rng.gen_range(0..OPS.len())];

@@ -5,10 +5,10 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use rand::seq::{SliceRandom, index};
-use sha2::{Digest, Sha256};
 
 use super::Sampling;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::rng;
 
 /// The batches of an epoch, as places in a split with these labels.
@@ -138,14 +138,7 @@ fn by_class(labels: &[i64]) -> BTreeMap<i64, Vec<u32>> {
 
 /// sha256 of the indices, one to a line: the same for everyone who drew the same part.
 pub fn hash(indices: &[usize]) -> String {
-    hex(&lines(indices))
-}
-
-fn hex(text: &str) -> String {
-    Sha256::digest(text).iter().fold(String::new(), |mut out, byte| {
-        write!(out, "{byte:02x}").expect("a String takes all");
-        out
-    })
+    files::sha256(lines(indices).as_bytes())
 }
 
 fn lines(indices: &[usize]) -> String {
@@ -155,26 +148,10 @@ fn lines(indices: &[usize]) -> String {
     })
 }
 
-const HEADER: &str = "# sha256 of the lines below: ";
-
-/// Writes an index file and returns its hash.
+/// Writes an index file, which says in its first line what the others hash to, and returns that hash.
 pub fn write_index(path: &Path, indices: &[usize]) -> Result<String> {
     let lines = lines(indices);
-    let hash = hex(&lines);
-    std::fs::write(path, format!("{HEADER}{hash}\n{lines}")).map_err(Error::io("cannot write", path))?;
+    let hash = files::sha256(lines.as_bytes());
+    std::fs::write(path, format!("# sha256 of the lines below: {hash}\n{lines}")).map_err(Error::io("cannot write", path))?;
     Ok(hash)
-}
-
-/// Reads an index file; one whose lines do not have the hash of its header is refused.
-pub fn read_index(path: &Path) -> Result<Vec<usize>> {
-    let text = std::fs::read_to_string(path).map_err(Error::open(path))?;
-    let (header, lines) = text.split_once('\n').unwrap_or((&text, ""));
-    let stated =
-        header.strip_prefix(HEADER).ok_or_else(|| Error::file(path, format!("no index file: its first line must be `{HEADER}...`")))?;
-    let found = hex(lines);
-    if found != stated {
-        return Err(Error::file(path, format!("its lines hash to {found}, its header says {stated}: it was changed after it was written")));
-    }
-    let parse = |line: &str| line.parse().map_err(|_| Error::file(path, format!("{line:?} is no index")));
-    lines.lines().map(parse).collect()
 }

@@ -5,15 +5,17 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::{Archive, Dataset, DatasetSpec, Pixels, Raw, Request, Split};
+use super::{Archive, Dataset, DatasetSpec, OwnOptions, Pixels, Raw, Request, Split};
 use crate::error::{Error, Result};
 
 pub const SPEC: DatasetSpec = DatasetSpec {
     name: "stl10",
     about: "STL-10: 5,000 + 8,000 images of 96 x 96 in 10 classes",
     open,
+    options: OwnOptions::NONE,
     compare: None,
     layouts: &[("stl10_binary", "train_X.bin")],
+    recognise: is_stl10,
     archives: &[Archive {
         folder: "stl10_binary",
         file: "stl10_binary.tar.gz",
@@ -30,16 +32,24 @@ pub const SPEC: DatasetSpec = DatasetSpec {
     ],
 };
 
+const CLASSES: usize = 10;
 const SIDE: usize = 96;
 const IMAGE: usize = SIDE * SIDE * 3;
+
+/// Other sets come as train_X.bin too: this one has ten class names beside it, and images of 96 x 96.
+fn is_stl10(home: &Path) -> bool {
+    let names = std::fs::read_to_string(home.join("class_names.txt")).map(|text| text.split_whitespace().count());
+    let size = std::fs::metadata(home.join("train_X.bin")).map(|file| file.len());
+    names.is_ok_and(|n| n == CLASSES) && size.is_ok_and(|size| size > 0 && size.is_multiple_of(IMAGE as u64))
+}
 
 fn open(request: &Request) -> Result<Dataset> {
     let (home, _) = request.home()?;
     let names = home.join("class_names.txt");
     let text = std::fs::read_to_string(&names).map_err(Error::open(&names))?;
     let classes: Vec<String> = text.split_whitespace().map(str::to_string).collect();
-    if classes.len() != 10 {
-        return Err(Error::file(names, format!("{} class names; stl10 has 10", classes.len())));
+    if classes.len() != CLASSES {
+        return Err(Error::file(names, format!("{} class names; stl10 has {CLASSES}", classes.len())));
     }
     Ok(Dataset {
         name: request.spec.name,

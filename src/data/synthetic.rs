@@ -8,8 +8,9 @@ use std::sync::Arc;
 use rand::Rng as _;
 use rand_distr::{Distribution, StandardNormal};
 use rayon::prelude::*;
+use serde::Deserialize;
 
-use super::{Dataset, DatasetSpec, Pixels, Raw, Request, Split, Task};
+use super::{Dataset, DatasetSpec, OwnOptions, Pixels, Raw, Request, Split, Task};
 use crate::error::{Error, Result};
 use crate::rng::{self, Rng};
 
@@ -17,8 +18,10 @@ pub const SPEC: DatasetSpec = DatasetSpec {
     name: "synthetic",
     about: "drawn images, nothing to download: a source task (32 classes) and a transfer task (16 others)",
     open,
+    options: OwnOptions::of::<Own>(),
     compare: None,
     layouts: &[],
+    recognise: |_| true,
     archives: &[],
     images: None,
     md5s: &[],
@@ -65,14 +68,28 @@ fn families(task: Task) -> (&'static [Shape], &'static [Texture]) {
     }
 }
 
-/// For training; a third as many for testing.
-const PER_CLASS: usize = 120;
+/// Its own keys in `[data]`.
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Own {
+    /// Images a class for training; a third as many are drawn for testing.
+    per_class: usize,
+    /// Draws them.
+    seed: u64,
+}
+
+impl Default for Own {
+    fn default() -> Own {
+        Own { per_class: 120, seed: 0 }
+    }
+}
+
 const SIDE: usize = 32;
 const SMALLEST: usize = 8;
 
 fn open(request: &Request) -> Result<Dataset> {
-    let options = request.options;
-    let (side, per_class) = (options.size.unwrap_or(SIDE), options.per_class.unwrap_or(PER_CLASS));
+    let (options, Own { per_class, seed }) = (request.options, request.own()?);
+    let side = options.size.unwrap_or(SIDE);
     if side < SMALLEST || per_class == 0 {
         return Err(Error::input(format!("synthetic: size {side} and {per_class} images a class; at least {SMALLEST} and 1 are needed")));
     }
@@ -87,7 +104,7 @@ fn open(request: &Request) -> Result<Dataset> {
         let mut data = vec![0; labels.len() * side * side * 3];
         data.par_chunks_exact_mut(side * side * 3).enumerate().for_each(|(i, out)| {
             let (shape, texture) = pairs[labels[i] as usize];
-            paint(shape, texture, side, &mut rng::stream(options.seed, "synthetic", &[task, part, i as u64]), out);
+            paint(shape, texture, side, &mut rng::stream(seed, "synthetic", &[task, part, i as u64]), out);
         });
         Split::new(Pixels::Memory(Arc::new(Raw { height: side, width: side, data })), labels)
     };

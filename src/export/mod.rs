@@ -1,32 +1,52 @@
 //! `mcl-eval export`: networks as detection frameworks load them, each beside a golden input, a recipe for loading it and a check.
+//!
+//! A format is a file here that implements [`Format`](format::Format), and its line in `format::FORMATS`. It says
+//! - its name, its framework's and how its files end; which architectures it takes (`takes` reads `Arch::elsewhere`: what a framework has of
+//!   an architecture is said by the architecture, in its family's file) and whether it takes classifiers;
+//! - how its file is written (`write`), what tensors are called in it (`tensors`), and how it is read back (`read`, or `open` where the file
+//!   answers itself): a file that does not give back the network's maps never gets its name;
+//! - its two texts in templates/: README.md, which begins with `common.md`, and check.py. They are minijinja templates over the facts of
+//!   `package::facts`; a fact that is missing is an error.
+//!
+//! `package` writes what lies beside every network: golden.npz, README.md, check.py, export.json.
 
+mod detectron2;
 mod format;
+mod mmdet;
 mod package;
+mod safetensors;
+mod torchscript;
+mod torchvision;
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::Args as ClapArgs;
 use serde::Deserialize;
-use tch::Device;
+use tch::{Device, Tensor};
 
 use crate::data::imagenet;
 use crate::error::{Error, Result};
 use crate::eval::Common;
 use crate::eval::network::{PeerChoice, Subject, SubjectArgs};
 use crate::eval::protocol::{Protocol, require};
+use crate::nets::{Outputs, script};
+use crate::params::Named;
 use crate::registry;
 use crate::report::{Cell, Table};
-use format::{TARGETS, Target};
+use format::{FORMATS, Format};
 
-pub const ABOUT: &str = "Export backbones for torchvision, MMDetection, Detectron2, TorchScript, safetensors, with a proof beside each";
+/// For `--help`.
+pub const ABOUT: &str = "Export networks for other frameworks, each with a proof beside it";
 
+/// The flags of `mcl-eval export`.
 #[derive(Debug, Clone, ClapArgs)]
 pub struct Args {
+    /// Which networks.
     #[command(flatten)]
     pub subjects: SubjectArgs,
-    /// torchscript, torchvision, mmdet, detectron2 or safetensors; may be repeated [default: the protocol's]
-    #[arg(long, value_name = "TARGET")]
+    /// Names of formats.
+    #[arg(long, value_name = "FORMAT", help = to_help())]
     pub to: Vec<String>,
     /// The whole network, which answers with logits, instead of the backbone, which answers with its maps
     #[arg(long)]
@@ -42,9 +62,18 @@ pub struct Args {
     pub sets: Vec<String>,
 }
 
+/// From the list, so that a new format is in it.
+fn to_help() -> String {
+    let names: Vec<&str> = FORMATS.iter().map(|format| format.name()).collect();
+    format!("One of {}; may be repeated [default: the protocol's]", names.join(", "))
+}
+
+/// What channels are normalised with.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Normalisation {
+    /// Of red, green and blue, values in [0, 1].
     pub mean: [f64; 3],
+    /// Likewise.
     pub std: [f64; 3],
 }
 
@@ -72,29 +101,56 @@ impl FromStr for Normalisation {
     }
 }
 
-/// The keys of the protocol that the export reads; `mask_rcnn` is for protocols/coco.
+/// The keys of the protocol.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Options {
     targets: Vec<String>,
     tolerance: f64,
-    #[serde(rename = "mask_rcnn")]
-    _mask_rcnn: toml::Table,
 }
 
+/// A network, and how much of it is exported.
+struct Source<'a> {
+    network: &'a Subject,
+    with_classifier: bool,
+}
+
+impl Source<'_> {
+    /// Our names of the tensors that are exported: all, or those that the maps depend on.
+    fn names(&self) -> Vec<String> {
+        match self.with_classifier {
+            true => self.network.params.all().map(|(name, _)| name.clone()).collect(),
+            false => script::backbone_names(self.network.arch, &self.network.params),
+        }
+    }
+
+    /// These tensors under our names.
+    fn tensors(&self) -> Named {
+        let wanted = self.names();
+        self.network.params.named().into_iter().filter(|(name, _)| wanted.contains(name)).collect()
+    }
+}
+
+/// A network's maps, then its logits where they are exported.
+fn answers(outputs: &Outputs, with_classifier: bool) -> Vec<Tensor> {
+    let logits = with_classifier.then(|| outputs.logit().shallow_clone());
+    outputs.maps.iter().map(Tensor::shallow_clone).chain(logits).collect()
+}
+
+/// Exports every network that the flags name in every format that they name.
 pub fn run(args: &Args, common: &Common) -> Result<()> {
     let protocol = Protocol::read(&args.protocol, &["export-coco"], &args.sets)?;
     let options: Options = protocol.options()?;
     require(options.tolerance > 0.0, "tolerance", options.tolerance, "more than 0")?;
     let names = if args.to.is_empty() { &options.targets } else { &args.to };
-    let mut targets: Vec<&Target> = vec![];
+    let mut formats: Vec<&dyn Format> = vec![];
     for name in names {
-        let target = registry::find("export target", name, TARGETS, |t| t.name)?;
-        if !targets.iter().any(|t| t.name == target.name) {
-            targets.push(target);
+        let format = *registry::find("export format", name, FORMATS, |f| f.name())?;
+        if !formats.iter().any(|f| f.name() == format.name()) {
+            formats.push(format);
         }
     }
-    require(!targets.is_empty(), "targets", names, "one or more")?;
+    require(!formats.is_empty(), "targets", names, "one or more")?;
 
     // On the CPU whatever the device: files hold no device, and two devices round differently.
     let here = Common {
@@ -115,20 +171,21 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
         if let Some(n) = args.normalisation {
             (subject.meta.mean, subject.meta.std) = (n.mean, n.std);
         }
-        for target in &targets {
-            target.accepts(subject, args.with_classifier)?;
+        for format in &formats {
+            format::accepts(*format, &Source { network: subject, with_classifier: args.with_classifier })?;
         }
     }
 
-    let mut shown = Table::new("", &["network", "target", "file", "tensors", "largest difference after reload"]);
+    let mut shown = Table::new("", &["network", "format", "file", "tensors", "largest difference after reload"]);
     let mut made = vec![];
     for subject in &subjects {
-        for target in &targets {
-            let folder = folder(args, subject, subjects.len()).join(target.name);
-            let facts = package::write(target, subject, args.with_classifier, &folder, options.tolerance, common.commit)?;
+        let source = Source { network: subject, with_classifier: args.with_classifier };
+        for format in &formats {
+            let folder = folder(args, subject, subjects.len()).join(format.name());
+            let facts = package::write(*format, &source, &folder, options.tolerance, common.commit)?;
             shown.push(vec![
                 Cell::text(&subject.name),
-                Cell::text(target.name),
+                Cell::text(format.name()),
                 Cell::text(facts.file.display().to_string()),
                 Cell::Count(facts.tensors as i64),
                 Cell::text(format!("{:.1e}", facts.difference)),

@@ -4,20 +4,27 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Serde;
+use minijinja::{Environment, UndefinedBehavior};
 use rand_distr::{Distribution, StandardNormal};
 use serde_json::{Value, json};
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
-use super::format::{self, Form, TORCHVISION, Target};
+use super::format::Format;
+use super::{Source, answers};
 use crate::error::{Error, Result};
-use crate::eval::network::Subject;
 use crate::files;
-use crate::nets::{Arch, script};
+use crate::nets::layers::Pass;
+use crate::nets::script;
+use crate::params::Scope;
 use crate::rng;
 
 /// What an export turned out to be.
-pub struct Facts {
+pub(super) struct Facts {
+    /// The network's file.
     pub file: PathBuf,
+    /// How many tensors it holds.
     pub tensors: usize,
     /// The largest difference after reading it back, relative to the larger of 1 and the largest value, at both sizes.
     pub difference: f64,
@@ -25,20 +32,11 @@ pub struct Facts {
 }
 
 impl Facts {
+    /// For programs, with the folder it went to.
     pub fn json(&self, folder: &Path) -> Value {
         let mut about = self.about.clone();
         about["folder"] = folder.display().to_string().into();
         about
-    }
-}
-
-/// Batch, height and width of the golden input and of the second look, not square. A Swin's golden maps are all larger than a window,
-/// because MMDetection shifts windows in smaller ones too, where torchvision and the original do not.
-fn sizes(arch: &Arch) -> [[i64; 3]; 2] {
-    match arch.image_size {
-        ..=64 => [[2, 32, 48], [3, 40, 24]],
-        _ if format::is_swin(arch) => [[1, 256, 288], [2, 96, 160]],
-        _ => [[2, 96, 128], [1, 256, 160]],
     }
 }
 
@@ -65,25 +63,27 @@ fn difference(got: &[Tensor], want: &[Tensor]) -> f64 {
 }
 
 /// Writes the folder. The network's file gets its name only once it has been read back and gives the same.
-pub fn write(target: &Target, subject: &Subject, with_classifier: bool, folder: &Path, tolerance: f64, commit: &str) -> Result<Facts> {
+pub(super) fn write(format: &dyn Format, source: &Source, folder: &Path, tolerance: f64, commit: &str) -> Result<Facts> {
     let _guard = tch::no_grad_guard();
+    let (network, arch) = (source.network, source.network.arch);
     fs::create_dir_all(folder).map_err(Error::io("cannot make", folder))?;
-    let name = format!("{}.{}", subject.arch.name, target.extension);
+    let name = format!("{}.{}", arch.name, format.extension());
     let file = folder.join(&name);
-    let sizes = sizes(subject.arch);
-    let (mut tensors, mut worst) = (0, 0.0);
+    let tensors = format.tensors(source.tensors(), arch)?;
+    let run = |images: &Tensor| answers(&network.net.forward(images, Pass::EVAL), source.with_classifier);
+    let mut worst = 0.0;
     files::write_with(&file, |temporary| {
-        tensors = target.write(temporary, subject, with_classifier)?;
-        let reloaded = target.open(temporary, subject, with_classifier)?;
-        for size in sizes {
+        format.write(temporary, source, &tensors)?;
+        let reloaded = format.open(temporary, source)?;
+        for size in arch.golden {
             let images = images(size);
-            let off = difference(&reloaded(&images)?, &target.reference(subject, &images, with_classifier));
+            let off = difference(&reloaded(&images)?, &format.expected(run(&images), source.with_classifier));
             if off > tolerance {
                 let [n, h, w] = size;
                 return Err(Error::failed(format!(
                     "{}: read back, it differs from {} by {off:.1e} on {n} images of {w} x {h}; {tolerance:.0e} is allowed; not exported",
                     file.display(),
-                    subject.name
+                    network.name
                 )));
             }
             worst = f64::max(worst, off);
@@ -91,68 +91,66 @@ pub fn write(target: &Target, subject: &Subject, with_classifier: bool, folder: 
         Ok(())
     })?;
 
-    let input = images(sizes[0]);
-    let answers = format::answers(&subject.net.forward(&input, crate::nets::layers::Pass::EVAL), with_classifier);
-    let maps: Vec<&Tensor> = answers.iter().take(subject.arch.depth).collect();
+    let input = images(arch.golden[0]);
     let mut golden = vec![("input".to_string(), input.shallow_clone())];
-    golden.extend(answers.iter().enumerate().map(|(l, map)| {
-        let name = if l < subject.arch.depth { l.to_string() } else { "logits".to_string() };
+    golden.extend(run(&input).iter().enumerate().map(|(l, map)| {
+        let name = if l < arch.depth { l.to_string() } else { "logits".to_string() };
         (name, map.contiguous())
     }));
     files::write_with(&folder.join("golden.npz"), |temporary| Ok(Tensor::write_npz(&golden, temporary)?))?;
 
-    let channels: Vec<i64> = maps.iter().map(|map| map.size()[1]).collect();
-    let strides: Vec<i64> = maps.iter().map(|map| sizes[0][1] / map.size()[2]).collect();
-    let hashes: BTreeMap<String, String> =
-        target.tensors(subject, with_classifier)?.iter().map(|(name, t)| Ok((name.clone(), tensor_hash(t)?))).collect::<Result<_>>()?;
-    let about = json!({
-        "target": target.name, "file": name, "arch": subject.arch.name, "with_classifier": with_classifier,
-        "classes": if with_classifier { subject.meta.classes.len() } else { 0 },
-        "channels": channels, "strides": strides, "layers": layers(subject), "mean": subject.meta.mean, "std": subject.meta.std,
-        "subject": subject.name, "run": subject.run.as_ref().map(|run| run.display().to_string()), "method": subject.method, "peer": subject.peer,
-        "pretrained_on": subject.meta.dataset, "epoch": subject.meta.epoch, "weights": subject.file.display().to_string(),
-        "weights_hash": subject.hash, "recipe_hash": subject.meta.recipe, "difference": worst, "version": env!("CARGO_PKG_VERSION"),
+    let (channels, strides): (Vec<i64>, Vec<i64>) = arch.maps.iter().copied().unzip();
+    let layers: serde_json::Map<String, Value> = layers(source).into_iter().map(|(name, l)| (name, l.into())).collect();
+    let hashes: BTreeMap<&str, String> = tensors.iter().map(|(name, t)| (name.as_str(), files::sha256(&files::tensor_bytes(t)))).collect();
+    let meta = &network.meta;
+    let mut about = json!({
+        "target": format.name(), "file": name, "arch": arch.name, "with_classifier": source.with_classifier,
+        "classes": if source.with_classifier { meta.classes.len() } else { 0 },
+        "channels": channels, "strides": strides, "layers": layers, "mean": meta.mean, "std": meta.std,
+        "subject": network.name, "run": network.run.as_ref().map(|run| run.display().to_string()), "method": network.method, "peer": network.peer,
+        "pretrained_on": meta.dataset, "epoch": meta.epoch, "weights": network.file.display().to_string(),
+        "weights_hash": network.hash, "recipe_hash": meta.recipe, "difference": worst, "version": env!("CARGO_PKG_VERSION"),
         "commit": commit, "tensors": hashes,
     });
-    let marks = marks(target, subject, with_classifier, &name, &channels, &strides, worst);
-    files::write(&folder.join("README.md"), fill(&readme(target, subject, with_classifier), &marks).as_bytes())?;
-    files::write(&folder.join("check.py"), fill(check(target, subject), &marks).as_bytes())?;
+    let facts = facts(format, source, &name, worst);
+    files::write(&folder.join("README.md"), render("README.md", format.readme(), &facts)?.as_bytes())?;
+    files::write(&folder.join("check.py"), render("check.py", format.check(arch), &facts)?.as_bytes())?;
     files::write(&folder.join("export.json"), format!("{about:#}\n").as_bytes())?;
-    let mut about = about;
     about.as_object_mut().expect("an object").remove("tensors"); // hundreds of hashes: for the file only
-    Ok(Facts { file, tensors, difference: worst, about })
-}
-
-/// Of the numbers in C order.
-fn tensor_hash(tensor: &Tensor) -> Result<String> {
-    let tensor = tensor.f_detach()?.f_contiguous()?;
-    let mut bytes = vec![0; tensor.numel() * tensor.kind().elt_size_in_bytes()];
-    tensor.f_copy_data_u8(&mut bytes, tensor.numel())?;
-    Ok(files::sha256(&bytes))
+    Ok(Facts { file, tensors: tensors.len(), difference: worst, about })
 }
 
 /// Which child gives which map: what IntermediateLayerGetter is told.
-fn layers(subject: &Subject) -> serde_json::Map<String, Value> {
-    let layers = script::layers(subject.arch, &subject.params).into_iter();
-    layers.filter_map(|(name, map)| map.map(|l| (name, l.to_string().into()))).collect()
+fn layers(source: &Source) -> Vec<(String, String)> {
+    let layers = script::layers(source.network.arch, &source.network.params).into_iter();
+    layers.filter_map(|(name, map)| map.map(|l| (name, l.to_string()))).collect()
 }
 
-/// The beginnings of the names of the stem and the first stage.
-fn first_stage(subject: &Subject) -> Vec<String> {
-    if format::is_swin(subject.arch) {
-        return vec!["features.0.".to_string(), "features.1.".to_string()];
+/// The beginnings of the names of all that the first map is made by: the stem and the first stage.
+fn up_to_first_map(source: &Source) -> Vec<String> {
+    let (arch, params) = (source.network.arch, &source.network.params);
+    let scope = Scope::blank(Device::Cpu, Kind::Float);
+    (arch.stage)(&scope, 0);
+    let first = scope.params();
+    let is_first = |name: &str| first.vars.iter().any(|(n, _)| n == name);
+    let mut beginnings: Vec<String> = vec![];
+    for (name, _) in &first.vars {
+        // The shortest beginning that nothing of the later stages has.
+        let ends = name.match_indices('.').map(|(at, _)| &name[..=at]);
+        let mut alone = ends.filter(|beginning| params.vars.iter().all(|(n, _)| !n.starts_with(beginning) || is_first(n)));
+        let beginning = alone.next().unwrap_or(name).to_string();
+        if !beginnings.contains(&beginning) {
+            beginnings.push(beginning);
+        }
     }
-    let layers = script::layers(subject.arch, &subject.params);
-    let first = layers.iter().position(|(_, map)| *map == Some(0)).expect("the first map comes from a child");
-    let names = layers[..=first].iter().map(|(name, _)| format!("{name}."));
-    names.filter(|name| subject.params.vars.iter().any(|(n, _)| n.starts_with(name))).collect()
+    beginnings
 }
 
 /// What the whole network has and the backbone has not, as beginnings of names.
-fn absent(subject: &Subject) -> Vec<String> {
-    let kept = script::backbone_names(subject.arch, &subject.params);
+fn absent(source: &Source) -> Vec<String> {
+    let kept = script::backbone_names(source.network.arch, &source.network.params);
     let mut names: Vec<String> = vec![];
-    for (name, _) in subject.params.all().filter(|(name, _)| !kept.contains(name)) {
+    for (name, _) in source.network.params.all().filter(|(name, _)| !kept.contains(name)) {
         let first = format!("{}.", name.split('.').next().unwrap_or_default());
         if !names.contains(&first) {
             names.push(first);
@@ -161,173 +159,51 @@ fn absent(subject: &Subject) -> Vec<String> {
     names
 }
 
-fn readme(target: &Target, subject: &Subject, with_classifier: bool) -> String {
-    let detector = |text: &'static str| if with_classifier { "" } else { text };
-    let swin = format::is_swin(subject.arch);
-    let (body, section) = match target.form {
-        Form::TorchScript => (include_str!("templates/torchscript.md"), detector(include_str!("templates/torchscript_detector.md"))),
-        Form::Torchvision if swin => (include_str!("templates/torchvision.md"), detector(include_str!("templates/torchvision_swin.md"))),
-        Form::Torchvision => (include_str!("templates/torchvision.md"), detector(include_str!("templates/torchvision_detector.md"))),
-        Form::Mmdet if swin => (include_str!("templates/mmdet_swin.md"), ""),
-        Form::Mmdet => (include_str!("templates/mmdet_resnet.md"), ""),
-        Form::Detectron2 => (include_str!("templates/detectron2.md"), ""),
-        Form::Safetensors => (include_str!("templates/safetensors.md"), ""),
+/// What the templates are filled with.
+fn facts(format: &dyn Format, source: &Source, file: &str, difference: f64) -> Value {
+    let (network, arch, meta) = (source.network, source.network.arch, &source.network.meta);
+    let of_255 = |values: [f64; 3]| values.map(|v| (v * 255.0 * 1e6).round() / 1e6);
+    let layers = layers(source);
+    json!({
+        "format": format.name(), "framework": format.framework(), "needs": format.needs(arch), "file": file,
+        "arch": arch.name, "image_size": arch.image_size, "norm": arch.norm, "maps": arch.maps,
+        "channels": arch.maps.iter().map(|(channels, _)| *channels).collect::<Vec<_>>(),
+        "torchvision": arch.elsewhere.torchvision, "mmdet": arch.elsewhere.mmdet, "detectron2": arch.elsewhere.detectron2,
+        "with_classifier": source.with_classifier, "classes": meta.classes.len(),
+        "mean": meta.mean, "std": meta.std, "mean255": of_255(meta.mean), "std255": of_255(meta.std),
+        "origin": { "network": network.name, "dataset": meta.dataset, "method": network.method, "file": network.file.display().to_string() },
+        "version": env!("CARGO_PKG_VERSION"), "difference": format!("{difference:.1e}"),
+        // A network whose maps all come out of one child cannot be cut by children.
+        "layers_are_children": layers.len() == arch.depth, "layers": layers,
+        "up_to_first_map": up_to_first_map(source), "absent": absent(source),
+    })
+}
+
+/// Fills a template. A fact that it asks for and that is not there is an error, as is a mistake in the template.
+fn render(name: &str, template: &str, facts: &Value) -> Result<String> {
+    let rendered = || -> std::result::Result<String, minijinja::Error> {
+        let mut environment = Environment::new();
+        environment.set_undefined_behavior(UndefinedBehavior::Strict);
+        // Lines that hold a block alone leave nothing behind.
+        environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).keep_trailing_newline(true).build()?);
+        environment.add_filter("tuple", tuple);
+        environment.add_filter("dict", dict);
+        environment.add_template("common.md", include_str!("templates/common.md"))?;
+        environment.add_template("hashes.py", include_str!("templates/hashes.py"))?;
+        environment.render_named_str(name, template, Serde(facts))
     };
-    format!("{}{}", include_str!("templates/common.md"), body.replace("@DETECTOR@\n", section))
-}
-
-fn check(target: &Target, subject: &Subject) -> &'static str {
-    match target.form {
-        Form::TorchScript => include_str!("templates/torchscript.py"),
-        Form::Torchvision => include_str!("templates/torchvision.py"),
-        Form::Mmdet => include_str!("templates/mmdet.py"),
-        Form::Detectron2 => include_str!("templates/detectron2.py"),
-        Form::Safetensors if TORCHVISION.contains(&subject.arch.name) => include_str!("templates/torchvision.py"),
-        Form::Safetensors => include_str!("templates/safetensors.py"),
-    }
-}
-
-type Marks = Vec<(&'static str, String)>;
-
-fn fill(text: &str, marks: &Marks) -> String {
-    let filled = marks.iter().fold(text.to_string(), |text, (mark, value)| text.replace(&format!("@{mark}@"), value));
-    // Sections that fall away leave their empty lines.
-    let mut lines: Vec<&str> = vec![];
-    for line in filled.lines() {
-        if !(line.is_empty() && lines.last().is_none_or(|last| last.is_empty())) || text.starts_with("\"\"\"") {
-            lines.push(line);
-        }
-    }
-    lines.join("\n").trim_end().to_string() + "\n"
+    rendered().map_err(|e| Error::failed(format!("the template of {name}: {e:#}")))
 }
 
 /// As Python writes a tuple of texts.
-fn tuple(names: &[String]) -> String {
+fn tuple(names: Vec<String>) -> String {
     let quoted: Vec<String> = names.iter().map(|n| format!("\"{n}\"")).collect();
     format!("({}{})", quoted.join(", "), if names.len() == 1 { "," } else { "" })
 }
 
-fn dict(map: &serde_json::Map<String, Value>) -> String {
-    let pairs: Vec<String> = map.iter().map(|(k, v)| format!("\"{k}\": {v}")).collect();
+/// As Python writes a dict of texts, in the order of the pairs.
+fn dict(pairs: Vec<Vec<String>>) -> String {
+    let pairs: Vec<String> =
+        pairs.iter().map(|pair| pair.iter().map(|text| format!("\"{text}\"")).collect::<Vec<_>>().join(": ")).collect();
     format!("{{{}}}", pairs.join(", "))
-}
-
-fn list(values: &[f64]) -> String {
-    format!("[{}]", values.iter().map(|v| v.to_string()).collect::<Vec<_>>().join(", "))
-}
-
-fn marks(
-    target: &Target,
-    subject: &Subject,
-    with_classifier: bool,
-    file: &str,
-    channels: &[i64],
-    strides: &[i64],
-    difference: f64,
-) -> Marks {
-    let (arch, meta) = (subject.arch, &subject.meta);
-    let swin = format::is_swin(arch);
-    let of_255 = |values: [f64; 3]| list(&values.map(|v| (v * 255.0 * 1e6).round() / 1e6));
-    let maps: Vec<String> = (0..channels.len()).map(|l| format!("| \"{l}\" | {} | {} |", channels[l], strides[l])).collect();
-    let absent = if with_classifier { vec![] } else { absent(subject) };
-    let in_torchvision = TORCHVISION.contains(&arch.name);
-    let layers = dict(&layers(subject));
-    let pretrained = match &meta.dataset {
-        Some(dataset) => format!(
-            "{} pre-trained on {dataset}{}.",
-            subject.name,
-            if subject.method.is_empty() { String::new() } else { format!(" with {}", subject.method) }
-        ),
-        None => format!("From {}.", subject.file.display()),
-    };
-    let what = match with_classifier {
-        true => format!("the whole network, {} classes", meta.classes.len()),
-        false => {
-            "the backbone, which gives a map after every stage; without classifier and without what only the classifier needs".to_string()
-        }
-    };
-    let whole = match with_classifier {
-        true => "model.load_state_dict(state)             # strict".to_string(),
-        false => format!("model.load_state_dict(state, strict=False)   # missing: {} and nothing else", absent.join("*, ") + "*"),
-    };
-    let fpn = match swin {
-        true => "",
-        false => "\ntorchvision's own helper takes it too: `BackboneWithFPN(body, @LAYERS@, @CHANNELS@, 256)`.\n",
-    };
-    let given = format!("sys.argv[1] if len(sys.argv) > 1 else here / \"{file}\"");
-    let (imports, read) = match target.form {
-        Form::Safetensors => ("from safetensors.torch import load_file\n", format!("load_file({given})")),
-        _ => ("", format!("torch.load({given}, weights_only=True)")),
-    };
-    let build = match swin {
-        true => format!("SwinTransformer(embed_dims=96, depths={}, num_heads=[3, 6, 12, 24], window_size=7)", depths(arch.name)),
-        false => format!("ResNet(depth={}, out_indices=(0, 1, 2, 3), style=\"pytorch\")", depth(arch.name)),
-    };
-    let norm = match swin {
-        true => "Norms are LayerNorm (eps 1e-5); the maps come before the last one.",
-        false => "Norms are BatchNorm (eps 1e-5, momentum 0.1), running statistics included.",
-    };
-    let needs = match target.form {
-        Form::TorchScript => "torch and numpy",
-        Form::Torchvision => "torchvision and numpy",
-        Form::Mmdet => "mmdet",
-        Form::Detectron2 => "detectron2",
-        Form::Safetensors if in_torchvision => "safetensors and torchvision",
-        Form::Safetensors => "safetensors and numpy",
-    };
-    let checks = match in_torchvision {
-        true => "loads it strictly into torchvision's network and compares its maps",
-        false => "compares every tensor with its hash in `export.json`; the maps in `golden.npz` are for an implementation of yours",
-    };
-    let frozen_norm = if depth(arch.name) > 0 { ", norm_layer=FrozenBatchNorm2d" } else { "" };
-    let call = match with_classifier {
-        true => "logits = body(images)",
-        false => "maps = body(images)                      # {\"0\": ..., \"1\": ..., ...}, shallow to deep",
-    };
-    vec![
-        ("FPN", fpn.to_string()), // first: it has marks of its own
-        ("ARCH", arch.name.to_string()),
-        ("FRAMEWORK", target.framework.to_string()),
-        ("FILE", file.to_string()),
-        ("WHAT", what),
-        ("ORIGIN", pretrained),
-        ("VERSION", env!("CARGO_PKG_VERSION").to_string()),
-        ("MAPS", maps.join("\n")),
-        ("MEAN255", of_255(meta.mean)),
-        ("STD255", of_255(meta.std)),
-        ("MEAN", list(&meta.mean)),
-        ("STD", list(&meta.std)),
-        ("NORM", norm.to_string()),
-        ("DIFFERENCE", format!("{difference:.1e}")),
-        ("NEEDS", needs.to_string()),
-        ("CALL", call.to_string()),
-        ("SIDE", arch.image_size.to_string()),
-        ("CHANNELS", format!("{channels:?}")),
-        ("FROZEN", tuple(&first_stage(subject))),
-        ("LAYERS", layers),
-        ("ABSENT", absent.join("*, ") + "*"),
-        ("ABSENT_TUPLE", tuple(&absent)),
-        ("NUM_CLASSES", if with_classifier { format!(", num_classes={}", meta.classes.len()) } else { String::new() }),
-        ("CLASSES", meta.classes.len().max(1).to_string()),
-        ("LOAD", whole),
-        ("NORM_LAYER", frozen_norm.to_string()),
-        ("IMPORTS", imports.to_string()),
-        ("READ", read),
-        ("BUILD", build),
-        ("DEPTH", depth(arch.name).to_string()),
-        ("DEPTHS", depths(arch.name)),
-        ("DROP", if arch.name == "swin_s" { "0.3" } else { "0.2" }.to_string()),
-        ("RES2", channels[0].to_string()),
-        ("NAMES", if in_torchvision { "torchvision's" } else { "those of the released L-MCL classes" }.to_string()),
-        ("CHECKS", checks.to_string()),
-    ]
-}
-
-/// 18 of `resnet18`; 0 for networks that are not called by their depth.
-fn depth(arch: &str) -> u32 {
-    arch.strip_prefix("resnet").and_then(|n| n.parse().ok()).unwrap_or(0)
-}
-
-fn depths(arch: &str) -> String {
-    format!("[2, 2, {}, 2]", if arch == "swin_s" { 18 } else { 6 })
 }

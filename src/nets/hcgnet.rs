@@ -5,7 +5,7 @@ use tch::Tensor;
 
 use super::layers::{BatchNorm, BnRelu, Chain, Conv, ConvBn, ConvShape, Layer, Linear, Pass};
 use super::script::{self, Module as Script, Place, Tree};
-use super::{Arch, Released};
+use super::{Arch, Elsewhere, GOLDEN_SMALL, Norm, Released};
 use crate::params::Scope;
 
 /// New channels per module in the three hybrid blocks.
@@ -15,11 +15,16 @@ macro_rules! arch {
     ($name:literal, $growth:expr) => {
         Arch {
             name: $name,
+            family: "hcgnet",
             image_size: 32,
             depth: 3,
+            maps: &[(entry($growth, 1), 2), (entry($growth, 2), 4), (width($growth, 2), 4)],
             dim: width($growth, 2),
             classifier: "classifier",
+            norm: Norm::Batch,
             released: Released { baseline: BASELINE, lmcl: &[] },
+            elsewhere: Elsewhere::NOWHERE,
+            golden: GOLDEN_SMALL,
             stage: |scope, l| stage(scope, l, $growth),
             neck: |scope| Box::new(BnRelu(BatchNorm::new(scope.sub("norm5"), width($growth, 2)))),
             branch: |scope, l| branch(scope, l, $growth),

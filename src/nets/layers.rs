@@ -13,9 +13,11 @@ use crate::system::ranks::Ranks;
 
 /// A part of a network: one tensor in, one tensor out. Not tch's `ModuleT`, because a pass is more than train or eval (see `Pass`).
 pub trait Layer: Send {
+    /// The answer to a batch.
     fn forward(&self, xs: &Tensor, pass: Pass) -> Tensor;
 }
 
+/// Which statistics norms take, and whether they move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Batch statistics, running statistics move.
@@ -30,7 +32,9 @@ pub enum Mode {
 /// depends on nothing global and gives the same result on any thread.
 #[derive(Debug, Clone, Copy)]
 pub struct Pass {
+    /// Training or not.
     pub mode: Mode,
+    /// Seeds what layers draw.
     pub noise: u64,
     /// Whether residual branches are dropped at the rates of the architecture (Swin); only `Mode::Train` ever drops.
     pub drop_path: bool,
@@ -41,7 +45,9 @@ pub struct Pass {
 }
 
 impl Pass {
+    /// Evaluation.
     pub const EVAL: Pass = Pass { mode: Mode::Eval, noise: 0, drop_path: false, precision: Precision::F32, ranks: Ranks::ALONE };
+    /// Evaluation of weights that will not change again.
     pub const FROZEN: Pass = Pass { mode: Mode::Frozen, ..Pass::EVAL };
 
     /// Training without drop-path.
@@ -66,7 +72,7 @@ pub fn macs(work: impl FnOnce()) -> i64 {
 }
 
 /// Layers one after another.
-pub struct Chain(pub Vec<Box<dyn Layer>>);
+pub(crate) struct Chain(pub Vec<Box<dyn Layer>>);
 
 impl Layer for Chain {
     fn forward(&self, xs: &Tensor, pass: Pass) -> Tensor {
@@ -75,7 +81,7 @@ impl Layer for Chain {
 }
 
 /// The map as it is.
-pub struct Identity;
+pub(crate) struct Identity;
 
 impl Layer for Identity {
     fn forward(&self, xs: &Tensor, _: Pass) -> Tensor {
@@ -83,14 +89,22 @@ impl Layer for Identity {
     }
 }
 
+/// The geometry of a convolution, the same in both directions.
 #[derive(Debug, Clone, Copy)]
-pub struct ConvShape {
+pub(crate) struct ConvShape {
+    /// Channels of its input.
     pub c_in: i64,
+    /// Channels of its output.
     pub c_out: i64,
+    /// Side of its window.
     pub kernel: i64,
+    /// Steps of the window.
     pub stride: i64,
+    /// Zeros around the input.
     pub padding: i64,
+    /// Distance between the window's places.
     pub dilation: i64,
+    /// Into how many groups the channels fall.
     pub groups: i64,
 }
 
@@ -100,10 +114,12 @@ impl ConvShape {
         ConvShape { c_in, c_out, kernel, stride, padding: kernel / 2, dilation: 1, groups: 1 }
     }
 
+    /// A window for every channel alone.
     pub const fn depthwise(channels: i64, kernel: i64, stride: i64) -> ConvShape {
         ConvShape { groups: channels, ..ConvShape::new(channels, channels, kernel, stride) }
     }
 
+    /// Numbers that one number of the output is made from.
     pub fn fan_in(self) -> i64 {
         self.c_in / self.groups * self.kernel * self.kernel
     }
@@ -121,13 +137,17 @@ impl ConvShape {
 }
 
 /// A convolution, without bias unless made by `biased`.
-pub struct Conv {
+pub(crate) struct Conv {
+    /// [c_out, c_in / groups, kernel, kernel]
     pub weight: Tensor,
+    /// [c_out], for the few that have one.
     pub bias: Option<Tensor>,
+    /// Its geometry.
     pub shape: ConvShape,
 }
 
 impl Conv {
+    /// Without a bias.
     pub fn new(scope: Scope, shape: ConvShape, init: Init) -> Conv {
         let weight = scope.var("weight", &[shape.c_out, shape.c_in / shape.groups, shape.kernel, shape.kernel], init);
         Conv { weight, bias: None, shape }
@@ -155,7 +175,7 @@ impl Layer for Conv {
 }
 
 /// BatchNorm with PyTorch's defaults: weight 1 (tch draws it at random), bias 0, eps 1e-5, momentum 0.1.
-pub struct BatchNorm {
+pub(crate) struct BatchNorm {
     weight: Tensor,
     bias: Tensor,
     mean: Tensor,
@@ -163,10 +183,13 @@ pub struct BatchNorm {
     batches: Tensor,
 }
 
-pub const BN_EPS: f64 = 1e-5;
-pub const BN_MOMENTUM: f64 = 0.1;
+/// What is added to a variance before the root.
+pub(crate) const BN_EPS: f64 = 1e-5;
+/// How far running statistics move towards those of a batch.
+pub(crate) const BN_MOMENTUM: f64 = 0.1;
 
 impl BatchNorm {
+    /// Weight 1, bias 0, running mean 0 and variance 1.
     pub fn new(scope: Scope, channels: i64) -> BatchNorm {
         let cpu = |kind| (kind, tch::Device::Cpu); // on the CPU: the scope moves them
         BatchNorm {
@@ -245,7 +268,7 @@ impl Layer for BatchNorm {
 }
 
 /// A convolution whose output goes into one BatchNorm and nowhere else: frozen networks fold the second into the first.
-pub struct ConvBn {
+pub(crate) struct ConvBn {
     conv: Conv,
     bn: BatchNorm,
     frozen: RefCell<Option<Frozen>>,
@@ -317,7 +340,7 @@ impl Layer for ConvBn {
 }
 
 /// ConvBn and a ReLU.
-pub struct ConvBnRelu(pub ConvBn);
+pub(crate) struct ConvBnRelu(pub ConvBn);
 
 impl Layer for ConvBnRelu {
     fn forward(&self, xs: &Tensor, pass: Pass) -> Tensor {
@@ -326,7 +349,7 @@ impl Layer for ConvBnRelu {
 }
 
 /// BatchNorm and a ReLU.
-pub struct BnRelu(pub BatchNorm);
+pub(crate) struct BnRelu(pub BatchNorm);
 
 impl Layer for BnRelu {
     fn forward(&self, xs: &Tensor, pass: Pass) -> Tensor {
@@ -335,7 +358,7 @@ impl Layer for BnRelu {
 }
 
 /// Max-pooling 3 x 3 with stride 2, as after the stems for large images.
-pub struct MaxPool;
+pub(crate) struct MaxPool;
 
 impl Layer for MaxPool {
     fn forward(&self, xs: &Tensor, _: Pass) -> Tensor {
@@ -343,8 +366,11 @@ impl Layer for MaxPool {
     }
 }
 
+/// A linear layer.
 pub struct Linear {
+    /// [d_out, d_in]
     pub weight: Tensor,
+    /// [d_out], for those that have one.
     pub bias: Option<Tensor>,
 }
 
@@ -360,6 +386,7 @@ impl Linear {
         Linear::with_init(scope, d_in, d_out, Init::Uniform(1.0 / (d_in as f64).sqrt()), Some(Init::Const(0.0)))
     }
 
+    /// Started as asked; without a bias where none is given.
     pub fn with_init(scope: Scope, d_in: i64, d_out: i64, weight: Init, bias: Option<Init>) -> Linear {
         Linear { weight: scope.var("weight", &[d_out, d_in], weight), bias: bias.map(|init| scope.var("bias", &[d_out], init)) }
     }
@@ -374,6 +401,6 @@ impl Layer for Linear {
 }
 
 /// Global average pooling: [B, C, H, W] -> [B, C].
-pub fn pool(map: &Tensor) -> Tensor {
+pub(crate) fn pool(map: &Tensor) -> Tensor {
     map.mean_dim([2i64, 3].as_slice(), false, None)
 }

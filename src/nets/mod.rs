@@ -1,6 +1,11 @@
 //! Architectures and the networks built from them. A network is a list of stages and a neck; the auxiliary branches of L-MCL come
-//! from the same bricks with fresh weights, so an architecture is described once.
+//! from the same bricks with fresh weights. What others must know of an architecture (its maps, its norms, which frameworks have it) it
+//! says itself, on `Arch`.
+//!
+//! A new architecture is one entry in the `ARCHS` of its family's file; a new family is a file and its line in `FAMILIES`. The tests of
+//! tests/nets.rs go through the registry: they hold the entry to what it says of itself.
 
+mod elsewhere;
 mod hcgnet;
 mod kernels;
 pub mod layers;
@@ -19,21 +24,33 @@ use crate::params::{Params, Scope};
 use crate::registry;
 use layers::{Layer, Linear, Pass, pool};
 
+pub use elsewhere::{Detectron2, Elsewhere, Mmdet, Torchvision, TorchvisionMaps};
 pub use kernels::autocast::{Autocast, LossScale, autocast};
 
 /// All an architecture file exports.
 pub struct Arch {
+    /// Lower snake case, as torchvision or the released code calls it.
     pub name: &'static str,
+    /// The file it stands in: architectures of one family start alike and are scripted alike.
+    pub family: &'static str,
     /// Side of the square images it was made for; other sizes work where the family allows them.
     pub image_size: i64,
     /// Number of stages, L.
     pub depth: usize,
+    /// (channels, stride) of the map after each stage: the map of an image of side s has side s / stride.
+    pub maps: &'static [(i64, i64)],
     /// Width of the pooled feature, D: the network's own and that of every branch.
     pub dim: i64,
     /// What the family calls its last linear layer: `fc`, `linear`, `classifier` or `head`.
     pub classifier: &'static str,
+    /// Its normalisation layers.
+    pub norm: Norm,
     /// What the released classes call the same variables.
     pub released: Released,
+    /// Which other frameworks have it, and how.
+    pub elsewhere: Elsewhere,
+    /// Batch, height and width of the two inputs an export is compared on; the first is shipped with it. Neither is square.
+    pub golden: [[i64; 3]; 2],
     /// `phi^[l]`, the l-th stage (from 0): map -> map. The first one takes images.
     pub stage: fn(&Scope, usize) -> Box<dyn Layer>,
     /// From the last stage's map to the map that is pooled, [B, dim, h, w].
@@ -48,15 +65,32 @@ pub struct Arch {
     pub script: fn(&script::Place) -> script::Tree,
 }
 
+/// The normalisation layers of an architecture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Norm {
+    /// BatchNorm, eps 1e-5, momentum 0.1: running statistics are part of the network.
+    Batch,
+    /// LayerNorm, eps 1e-5; the maps come before the last one.
+    Layer,
+}
+
+/// `Arch::golden` of most networks for small images, and of those for large ones.
+const GOLDEN_SMALL: [[i64; 3]; 2] = [[2, 32, 48], [3, 40, 24]];
+const GOLDEN_LARGE: [[i64; 3]; 2] = [[2, 96, 128], [1, 256, 160]];
+
 /// Where the names of the released L-MCL code differ from ours: ours are those of its L-MCL classes for CIFAR networks and torchvision's
 /// for ImageNet networks, without the prefixes `BACKBONE` and `AUXILIARY`. Each row is a whole part of a dotted name and what stands there instead.
 pub struct Released {
+    /// The rows for the classes without branches.
     pub baseline: &'static [(&'static str, &'static str)],
+    /// The rows for the L-MCL classes.
     pub lmcl: &'static [(&'static str, &'static str)],
 }
 
 /// Before the names of a network and of its branches in a state dict of a released L-MCL class, after `module_list.{m}.`.
 pub const BACKBONE: &str = "backbone.";
+/// See `BACKBONE`.
 pub const AUXILIARY: &str = "auxiliary_classifier.";
 
 /// One of our names as a released class has it.
@@ -70,10 +104,12 @@ pub fn rename(name: &str, rows: &[(&str, &str)]) -> String {
 pub const FAMILIES: &[&[Arch]] =
     &[resnet_cifar::ARCHS, wrn::ARCHS, shufflenet_v2::ARCHS, hcgnet::ARCHS, resnet_imagenet::ARCHS, swin::ARCHS];
 
+/// Every architecture, family by family.
 pub fn archs() -> impl Iterator<Item = &'static Arch> {
     FAMILIES.iter().flat_map(|family| family.iter())
 }
 
+/// The architecture of this name, or the error that lists all.
 pub fn find(name: &str) -> Result<&'static Arch> {
     registry::find("architecture", name, archs(), |arch| arch.name)
 }
@@ -88,12 +124,15 @@ impl Arch {
 /// What `list archs` prints of an architecture.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Description {
+    /// Its name in the registry.
     pub name: &'static str,
+    /// Side of the images it was made for.
     pub image_size: i64,
     /// Trained numbers of the network, without branches.
     pub parameters: i64,
     /// Multiply-adds of its convolutions and linear layers for one image of its usual size.
     pub macs: i64,
+    /// Number of stages, L.
     pub stages: usize,
     /// Width of the pooled feature.
     pub dim: i64,
@@ -119,14 +158,19 @@ pub fn describe(arch: &'static Arch, classes: i64) -> Description {
 
 /// The deployable network f_m.
 pub struct Network {
+    /// `phi^[1]` to `phi^[L]`.
     pub stages: Vec<Box<dyn Layer>>,
+    /// What lies between the last map and the pooling.
     pub neck: Box<dyn Layer>,
+    /// g.
     pub classifier: Linear,
 }
 
 /// One auxiliary branch: `r^[l]` and `g^[l]`.
 pub struct Branch {
+    /// `r^[l]`: from a stage's map to a map that is pooled.
     pub body: Box<dyn Layer>,
+    /// `g^[l]`.
     pub classifier: Linear,
 }
 
@@ -143,16 +187,19 @@ pub struct Outputs {
 }
 
 impl Outputs {
+    /// The network's own pooled feature.
     pub fn feat(&self) -> &Tensor {
         self.feats.last().expect("a network has a feature")
     }
 
+    /// The network's own logits.
     pub fn logit(&self) -> &Tensor {
         self.logits.last().expect("a network has logits")
     }
 }
 
 impl Network {
+    /// Its variables are made in `scope`, under the family's names.
     pub fn new(arch: &Arch, scope: &Scope, classes: i64) -> Network {
         Network {
             stages: (0..arch.depth).map(|l| (arch.stage)(scope, l)).collect(),

@@ -4,18 +4,32 @@
 use super::layers::{Chain, ConvBnRelu, ConvShape, Identity, Layer, Linear, MaxPool};
 use super::residual::{self, Kind, conv_bn};
 use super::script::{self, Place, Tree};
-use super::{Arch, Released};
+use super::{Arch, Detectron2, Elsewhere, GOLDEN_LARGE, Mmdet, Norm, Released, Torchvision, TorchvisionMaps};
 use crate::params::Scope;
 
 macro_rules! arch {
-    ($name:literal, $kind:expr, $blocks:expr) => {
+    ($name:literal, $depth:literal, $kind:expr, $blocks:expr) => {
         Arch {
             name: $name,
+            family: "resnet_imagenet",
             image_size: 224,
             depth: 4,
-            dim: 512 * $kind.expansion(),
+            maps: &[
+                (PLANES[0] * $kind.expansion(), 4),
+                (PLANES[1] * $kind.expansion(), 8),
+                (PLANES[2] * $kind.expansion(), 16),
+                (PLANES[3] * $kind.expansion(), 32),
+            ],
+            dim: PLANES[3] * $kind.expansion(),
             classifier: "fc",
+            norm: Norm::Batch,
             released: Released { baseline: &[], lmcl: &[] },
+            elsewhere: Elsewhere {
+                torchvision: Some(Torchvision { maps: TorchvisionMaps::Children, norm_layer: true }),
+                mmdet: Some(Mmdet::ResNet { depth: $depth }),
+                detectron2: Some(Detectron2 { depth: $depth }),
+            },
+            golden: GOLDEN_LARGE,
             stage: |scope, l| stage(scope, l, $kind, $blocks[l]),
             neck: |_| Box::new(Identity),
             branch: |scope, l| branch(scope, l, $kind),
@@ -27,9 +41,9 @@ macro_rules! arch {
 }
 
 pub const ARCHS: &[Arch] = &[
-    arch!("resnet18", Kind::Basic, [2, 2, 2, 2]),
-    arch!("resnet34", Kind::Basic, [3, 4, 6, 3]),
-    arch!("resnet50", Kind::Bottleneck, [3, 4, 6, 3]),
+    arch!("resnet18", 18, Kind::Basic, [2, 2, 2, 2]),
+    arch!("resnet34", 34, Kind::Basic, [3, 4, 6, 3]),
+    arch!("resnet50", 50, Kind::Bottleneck, [3, 4, 6, 3]),
 ];
 
 const STEM: i64 = 64;

@@ -1,5 +1,10 @@
 //! Networks as trees of TorchScript modules: the tensors, the children by torchvision's names and order, the source of `forward`. Each
 //! family describes itself with these bricks beside its layers; `weights::torchscript` makes a file of the tree.
+//!
+//! So an architecture is described twice, as layers that compute and as modules that are written down. A `Layer` is a closed box (it may fold,
+//! fuse or choose a kernel, see `kernels`), and what a file must hold is the opposite: plain operations under torchvision's names. A list of
+//! operations that both are made from would end that, and pays when a third reader (ONNX) wants it; until then tests/export.rs holds every
+//! architecture's two descriptions to the same maps and logits.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -16,7 +21,9 @@ pub struct Module {
     pub class: String,
     /// Its methods, `def forward(self, x: Tensor) -> Tensor: ...`.
     pub source: String,
+    /// Tensors that are trained, by their names in this module.
     pub parameters: Named,
+    /// Tensors that are not.
     pub buffers: Named,
     /// Plain numbers that Python code looks for.
     pub ints: Vec<(String, i64)>,
@@ -32,6 +39,7 @@ impl Module {
         Module { class: class.into(), source, parameters: vec![], buffers: vec![], ints: vec![], children: vec![] }
     }
 
+    /// With one more child, after those it has.
     pub fn child(mut self, name: impl Display, module: Module) -> Module {
         self.children.push((name.to_string(), module));
         self
@@ -50,6 +58,7 @@ pub struct Place<'a> {
 }
 
 impl Place<'_> {
+    /// One part of a dotted name further down.
     pub fn sub(&self, name: impl Display) -> Place<'_> {
         Place { tensors: self.tensors, prefix: format!("{}{name}.", self.prefix) }
     }
@@ -58,6 +67,7 @@ impl Place<'_> {
         self.tensors.get(format!("{}{name}", self.prefix).as_str()).map(|t| t.shallow_clone())
     }
 
+    /// The tensor of this name here; a family that asks for one it did not make is a bug of ours.
     pub fn tensor(&self, name: &str) -> Tensor {
         self.find(name).unwrap_or_else(|| panic!("the network has no {}{name}", self.prefix))
     }
@@ -76,6 +86,7 @@ pub struct Tree {
     layers: Vec<(String, Option<usize>)>,
     /// How a map is made [B, c, h, w].
     as_map: &'static str,
+    /// See `Module::ints`.
     pub ints: Vec<(String, i64)>,
 }
 
@@ -92,6 +103,7 @@ impl Tree {
         self
     }
 
+    /// `x` becomes the value of this expression.
     pub fn call(mut self, expression: &str) -> Tree {
         self.body.push(format!("x = {expression}"));
         self
@@ -111,6 +123,7 @@ impl Tree {
         self
     }
 
+    /// A child that only the classifier needs; `tail` calls it.
     pub fn neck(mut self, name: &str, module: Module) -> Tree {
         self.neck.push((name.into(), module));
         self
@@ -138,7 +151,7 @@ fn with_place<T>(params: &Params, work: impl FnOnce(Place) -> T) -> T {
 }
 
 /// The children of a backbone in the order they are called, and which map each one gives.
-pub fn layers(arch: &Arch, params: &Params) -> Vec<(String, Option<usize>)> {
+pub(crate) fn layers(arch: &Arch, params: &Params) -> Vec<(String, Option<usize>)> {
     with_place(params, |place| (arch.script)(&place).layers)
 }
 
@@ -177,7 +190,7 @@ fn module_at(arch: &Arch, place: &Place, answer: Answer) -> Module {
 }
 
 /// The names of the tensors that the maps depend on: a backbone's state dict.
-pub fn backbone_names(arch: &Arch, params: &Params) -> Vec<String> {
+pub(crate) fn backbone_names(arch: &Arch, params: &Params) -> Vec<String> {
     fn collect(module: &Module, prefix: &str, names: &mut Vec<String>) {
         names.extend(module.parameters.iter().chain(&module.buffers).map(|(name, _)| format!("{prefix}{name}")));
         module.children.iter().for_each(|(name, child)| collect(child, &format!("{prefix}{name}."), names));
@@ -194,16 +207,18 @@ fn class_name(arch: &Arch) -> String {
 }
 
 /// Children 0, 1, ... one after another.
-pub fn sequential(modules: Vec<Module>) -> Module {
+pub(crate) fn sequential(modules: Vec<Module>) -> Module {
     named_sequential(modules.into_iter().enumerate().map(|(i, m)| (i.to_string(), m)).collect())
 }
 
-pub fn named_sequential(modules: Vec<(String, Module)>) -> Module {
+/// As `sequential`, under names of their own.
+pub(crate) fn named_sequential(modules: Vec<(String, Module)>) -> Module {
     let calls: Vec<String> = modules.iter().map(|(name, _)| format!("x = getattr(self, \"{name}\").forward(x)\n")).collect();
     Module { children: modules, ..Module::new("Sequential", &format!("{}return x", calls.concat())) }
 }
 
-pub fn conv(place: &Place, shape: ConvShape) -> Module {
+/// `torch.nn.Conv2d`, with a bias where the network has one.
+pub(crate) fn conv(place: &Place, shape: ConvShape) -> Module {
     let ConvShape { stride: s, padding: p, dilation: d, groups, .. } = shape;
     let bias = place.find("bias");
     let given = if bias.is_some() { "self.bias" } else { "None" };
@@ -212,13 +227,13 @@ pub fn conv(place: &Place, shape: ConvShape) -> Module {
 }
 
 /// k x k with "same" padding; the weight knows the rest.
-pub fn plain_conv(place: &Place, stride: i64) -> Module {
+pub(crate) fn plain_conv(place: &Place, stride: i64) -> Module {
     let size = place.tensor("weight").size();
     conv(place, ConvShape::new(size[1], size[0], size[2], stride))
 }
 
 /// Batch statistics in training, running ones in evaluation, as torch.nn.BatchNorm2d with its defaults.
-pub fn batch_norm(place: &Place) -> Module {
+pub(crate) fn batch_norm(place: &Place) -> Module {
     let body = format!(
         "
 if self.training:
@@ -234,28 +249,31 @@ return torch.batch_norm(x, self.weight, self.bias, self.running_mean, self.runni
     Module { buffers: ["running_mean", "running_var", "num_batches_tracked"].map(buffer).into(), ..norm }
 }
 
-pub fn layer_norm(place: &Place, eps: f64) -> Module {
+/// `torch.nn.LayerNorm` over the last dimension.
+pub(crate) fn layer_norm(place: &Place, eps: f64) -> Module {
     let weight = place.tensor("weight");
     let body = format!("return torch.layer_norm(x, [{}], self.weight, self.bias, {eps})", weight.size()[0]);
     Module::new("LayerNorm", &body).parameter("weight", Some(weight)).parameter("bias", Some(place.tensor("bias")))
 }
 
-pub fn linear(place: &Place) -> Module {
+/// `torch.nn.Linear`, with a bias where the network has one.
+pub(crate) fn linear(place: &Place) -> Module {
     let bias = place.find("bias");
     let body = format!("return torch.linear(x, self.weight, {})", if bias.is_some() { "self.bias" } else { "None" });
     Module::new("Linear", &body).parameter("weight", Some(place.tensor("weight"))).parameter("bias", bias)
 }
 
 /// In place: what comes before needs its input to go backward, not its output.
-pub fn relu() -> Module {
+pub(crate) fn relu() -> Module {
     Module::new("ReLU", "return torch.relu_(x)")
 }
 
-pub fn max_pool() -> Module {
+/// 3 x 3 with stride 2, as after the stems for large images.
+pub(crate) fn max_pool() -> Module {
     Module::new("MaxPool2d", "return torch.max_pool2d(x, [3, 3], [2, 2], [1, 1], [1, 1], False)")
 }
 
 /// Global: [B, c, h, w] -> [B, c, 1, 1].
-pub fn avg_pool() -> Module {
+pub(crate) fn avg_pool() -> Module {
     Module::new("AdaptiveAvgPool2d", "return torch.mean(x, [2, 3], True)")
 }

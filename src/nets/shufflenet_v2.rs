@@ -5,7 +5,7 @@ use tch::Tensor;
 
 use super::layers::{Chain, ConvBn, ConvBnRelu, ConvShape, Layer, Linear, MaxPool, Pass};
 use super::script::{self, Module, Place, Tree};
-use super::{Arch, Released};
+use super::{Arch, Elsewhere, GOLDEN_LARGE, GOLDEN_SMALL, Norm, Released, Torchvision, TorchvisionMaps};
 use crate::params::Scope;
 
 /// Where it differs between the two sizes of images: strides, and what things are called.
@@ -19,11 +19,16 @@ macro_rules! arch {
     ($name:literal, Layout::Cifar, $widths:expr) => {
         Arch {
             name: $name,
+            family: "shufflenet_v2",
             image_size: 32,
             depth: 3,
+            maps: &[($widths[0], 2), ($widths[1], 4), ($widths[2], 8)],
             dim: NECK,
             classifier: "linear",
+            norm: Norm::Batch,
             released: Released { baseline: &[], lmcl: &[] },
+            elsewhere: Elsewhere::NOWHERE,
+            golden: GOLDEN_SMALL,
             stage: |scope, l| match l {
                 0 => Box::new(Chain(vec![stem(scope, Layout::Cifar), stage(scope, 0, Layout::Cifar, $widths)])),
                 _ => stage(scope, l, Layout::Cifar, $widths),
@@ -38,11 +43,19 @@ macro_rules! arch {
     ($name:literal, Layout::ImageNet, $widths:expr) => {
         Arch {
             name: $name,
+            family: "shufflenet_v2",
             image_size: 224,
             depth: 4,
+            maps: &[(STEM, 4), ($widths[0], 8), ($widths[1], 16), ($widths[2], 32)],
             dim: NECK,
             classifier: "fc",
+            norm: Norm::Batch,
             released: Released { baseline: RELEASED, lmcl: RELEASED },
+            elsewhere: Elsewhere {
+                torchvision: Some(Torchvision { maps: TorchvisionMaps::Children, norm_layer: false }),
+                ..Elsewhere::NOWHERE
+            },
+            golden: GOLDEN_LARGE,
             stage: |scope, l| match l {
                 0 => Box::new(Chain(vec![stem(scope, Layout::ImageNet), Box::new(MaxPool)])),
                 _ => stage(scope, l - 1, Layout::ImageNet, $widths),

@@ -7,7 +7,7 @@ use tch::Tensor;
 
 use super::layers::{Chain, Conv, ConvShape, Layer, Linear, Mode, Pass};
 use super::script::{self, Module, Place, Tree};
-use super::{Arch, Released};
+use super::{Arch, Elsewhere, Mmdet, Norm, Released, Torchvision, TorchvisionMaps};
 use crate::params::{Init, Scope};
 use crate::rng;
 
@@ -15,11 +15,20 @@ macro_rules! arch {
     ($name:literal, $size:expr) => {
         Arch {
             name: $name,
+            family: "swin",
             image_size: 224,
             depth: 4,
+            maps: &[(width(0), PATCH), (width(1), 2 * PATCH), (width(2), 4 * PATCH), (width(3), 8 * PATCH)],
             dim: width(3),
             classifier: "head",
+            norm: Norm::Layer,
             released: Released { baseline: &[], lmcl: &[] },
+            elsewhere: Elsewhere {
+                torchvision: Some(Torchvision { maps: TorchvisionMaps::Features, norm_layer: false }),
+                mmdet: Some($size.mmdet()),
+                detectron2: None,
+            },
+            golden: GOLDEN,
             stage: |scope, l| stage(scope, l, $size),
             neck: |scope| Box::new(ChannelsLast(vec![Box::new(LayerNorm::new(scope.sub("norm"), width(3)))])),
             branch: |scope, l| branch(scope, l, $size),
@@ -41,6 +50,10 @@ struct Size {
     drop_path: f64,
 }
 
+/// The maps of the first are all larger than a window, because MMDetection shifts windows in smaller ones too, where torchvision and the
+/// original do not.
+const GOLDEN: [[i64; 3]; 2] = [[1, 256, 288], [2, 96, 160]];
+
 const PATCH: i64 = 4;
 const WINDOW: i64 = 7;
 const HEADS: [i64; 4] = [3, 6, 12, 24];
@@ -50,6 +63,17 @@ const NORM_EPS: f64 = 1e-5;
 const INIT: Init = Init::TruncNormal(0.02);
 
 impl Size {
+    const fn mmdet(self) -> Mmdet {
+        Mmdet::SwinTransformer {
+            embed_dims: width(0),
+            depths: self.blocks,
+            num_heads: HEADS,
+            window_size: WINDOW,
+            mlp_ratio: MLP_RATIO,
+            drop_path_rate: self.drop_path,
+        }
+    }
+
     /// The rate of drop-path of block `at` of stage l.
     fn drop_path(self, l: usize, at: usize) -> f64 {
         let before: usize = self.blocks[..l].iter().sum();

@@ -5,18 +5,23 @@ use tch::Tensor;
 
 use super::layers::{BatchNorm, BnRelu, Chain, Conv, ConvBn, ConvShape, Layer, Linear, Pass};
 use super::script::{self, Module, Place, Tree};
-use super::{Arch, Released};
+use super::{Arch, Elsewhere, GOLDEN_SMALL, Norm, Released};
 use crate::params::Scope;
 
 macro_rules! arch {
     ($name:literal, $depth:literal, $widen:literal) => {
         Arch {
             name: $name,
+            family: "wrn",
             image_size: 32,
             depth: 3,
+            maps: &[(16 * $widen, 1), (32 * $widen, 2), (64 * $widen, 4)],
             dim: 64 * $widen,
             classifier: "fc",
+            norm: Norm::Batch,
             released: Released { baseline: &[], lmcl: &[] },
+            elsewhere: Elsewhere::NOWHERE,
+            golden: GOLDEN_SMALL,
             stage: |scope, l| stage(scope, l, $widen, ($depth - 4) / 6),
             neck: |scope| Box::new(BnRelu(BatchNorm::new(scope.sub("bn1"), 64 * $widen))),
             branch: |scope, l| branch(scope, l, $widen, ($depth - 4) / 6),

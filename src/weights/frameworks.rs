@@ -5,7 +5,6 @@ use std::path::Path;
 
 use tch::{Kind, Tensor};
 
-use super::safetensors::bytes;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::params::Named;
@@ -137,59 +136,30 @@ const DTYPES: &[(Kind, &str)] = &[(Kind::Float, "f4"), (Kind::Double, "f8"), (Ki
 
 /// Writes tensors under Detectron2's names in the pickle its checkpointer knows: `{"model": {name: array}, "__author__": ..., "matching_heuristics": True}`.
 pub fn save_detectron2(path: &Path, theirs: &Named) -> Result<()> {
-    let mut out = b"\x80\x03}(".to_vec(); // protocol 3: the first with bytes
-    text(&mut out, "model");
-    out.extend(b"}(");
+    let mut out = pickle::Writer::new(3);
+    out.ops(b"}(").text("model").ops(b"}(");
     for (name, tensor) in theirs {
-        text(&mut out, name);
+        out.text(name);
         array(&mut out, name, tensor)?;
     }
-    out.push(b'u');
-    text(&mut out, "__author__");
-    text(&mut out, "mcl");
-    text(&mut out, "matching_heuristics");
-    out.extend(b"\x88u.");
-    files::write(path, &out)
-}
-
-fn text(out: &mut Vec<u8>, text: &str) {
-    out.push(b'X');
-    out.extend((text.len() as u32).to_le_bytes());
-    out.extend(text.as_bytes());
-}
-
-fn int(out: &mut Vec<u8>, value: i64) {
-    out.extend([0x8a, 8]);
-    out.extend(value.to_le_bytes());
+    out.ops(b"u").text("__author__").text("mcl").text("matching_heuristics").ops(b"\x88u");
+    files::write(path, &out.finish())
 }
 
 /// An ndarray as numpy pickles it: `_reconstruct(ndarray, (0,), b"b")` with the state (1, shape, dtype, False, bytes).
-fn array(out: &mut Vec<u8>, name: &str, tensor: &Tensor) -> Result<()> {
+fn array(out: &mut pickle::Writer, name: &str, tensor: &Tensor) -> Result<()> {
     let (_, dtype) = DTYPES
         .iter()
         .find(|(kind, _)| *kind == tensor.kind())
         .ok_or_else(|| Error::failed(format!("`{name}` is of type {:?}, which is not written as a numpy array", tensor.kind())))?;
-    out.extend(b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(");
-    int(out, 0);
-    out.extend(b"tC\x01btR(");
-    int(out, 1);
-    out.push(b'(');
-    tensor.size().iter().for_each(|d| int(out, *d));
-    out.extend(b"tcnumpy\ndtype\n(");
-    text(out, dtype);
+    out.global("numpy.core.multiarray", "_reconstruct").ops(b"(").global("numpy", "ndarray").ints(&[0]).ops(b"C\x01btR(");
+    out.int(1).ints(&tensor.size()).global("numpy", "dtype").ops(b"(").text(dtype);
     // align = False, copy = True; then the byte order, with nothing special about the type.
-    out.extend(b"\x89\x88tR(");
-    int(out, 3);
-    text(out, "<");
-    out.extend(b"NNN");
-    [-1, -1, 0].iter().for_each(|v| int(out, *v));
-    out.extend(b"tb\x89");
-    let data = bytes(tensor)?;
-    let length = u32::try_from(data.len()).map_err(|_| Error::failed(format!("`{name}` is larger than a pickle of protocol 3 holds")))?;
-    out.push(b'B');
-    out.extend(length.to_le_bytes());
-    out.extend(data);
-    out.extend(b"tb");
+    out.ops(b"\x89\x88tR(").int(3).text("<").ops(b"NNN").int(-1).int(-1).int(0).ops(b"tb\x89");
+    if !out.bytes(&files::tensor_bytes(tensor)) {
+        return Err(Error::failed(format!("`{name}` is larger than a pickle of protocol 3 holds")));
+    }
+    out.ops(b"tb");
     Ok(())
 }
 

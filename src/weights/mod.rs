@@ -31,16 +31,20 @@ pub struct Meta {
     pub image_size: i64,
     /// What channels are normalised with.
     pub mean: [f64; 3],
+    /// Likewise.
     pub std: [f64; 3],
     /// How images are resized: `bilinear`.
     pub interpolation: String,
     /// The run it comes from, and the hash of its resolved recipe.
     pub run: String,
+    /// See `run`.
     #[serde(rename = "recipe_hash")]
     pub recipe: String,
     /// Its place in the cohort.
     pub peer: Option<usize>,
+    /// What it was trained on.
     pub dataset: Option<String>,
+    /// The epoch it was saved after, from 0.
     pub epoch: Option<usize>,
 }
 
@@ -70,8 +74,11 @@ impl Meta {
 
 /// The tensors of a file.
 pub struct Weights {
+    /// The file.
     pub path: PathBuf,
+    /// Its tensors under the names they have there.
     pub tensors: Named,
+    /// What it says about itself, where it does.
     pub meta: Option<Meta>,
 }
 
@@ -105,18 +112,19 @@ pub fn read(path: &Path) -> Result<Weights> {
 /// Whether the last linear layer must come from the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Classifier {
+    /// A file without it is refused.
     #[default]
     Required,
     /// A file may lack it: features need none.
     Optional,
-    /// Left as it is, whatever the file has: a network that will learn other classes.
-    Skipped,
 }
 
+/// How a file is loaded.
 #[derive(Debug, Clone, Default)]
 pub struct LoadOptions {
     /// Load what matches and leave the rest as it was.
     pub allow_partial: bool,
+    /// What a file without a classifier means.
     pub classifier: Classifier,
     /// What stands before the network's names in the file; None: found out.
     pub strip: Option<String>,
@@ -127,14 +135,17 @@ pub struct LoadOptions {
 pub struct LoadReport {
     /// Tensors of the network, buffers included, and how many of them the file gave.
     pub wanted: usize,
+    /// See `wanted`.
     pub matched: usize,
     /// Names of the network that the file lacks, and names of the file that the network lacks.
     pub missing: Vec<String>,
+    /// See `missing`.
     pub unexpected: Vec<String>,
     /// Names whose shape in the file (second) is not the network's (third).
     pub misshapen: Vec<(String, Vec<i64>, Vec<i64>)>,
     /// What stood before the names, e.g. `module_list.0.backbone.`, and how many tensors of the file do not begin so.
     pub prefix: String,
+    /// See `prefix`.
     pub beside: usize,
     /// Other prefixes under which the file holds the same network.
     pub others: Vec<String>,
@@ -218,7 +229,10 @@ pub fn load_into(params: &Params, weights: &Weights, arch: &Arch, options: &Load
     let complete = report.missing.is_empty() && report.unexpected.is_empty() && report.misshapen.is_empty();
     let headless = !report.classifier && options.classifier == Classifier::Required;
     if (!complete || headless) && !options.allow_partial {
-        return Err(Error::file(&weights.path, format!("does not fit {}: {report}; --allow-partial loads what matches", arch.name)));
+        return Err(Error::file(
+            &weights.path,
+            format!("does not fit {}: {report}; allow_partial (--allow-partial) loads what matches", arch.name),
+        ));
     }
     if report.matched == 0 {
         return Err(Error::file(&weights.path, format!("holds nothing of {}", arch.name)));
@@ -265,7 +279,7 @@ fn compare<'a>(params: &'a Params, weights: &'a Weights, arch: &Arch, options: &
         prefix: naming.prefix.to_string(),
         beside: file.keys().filter(|name| !name.starts_with(naming.prefix)).count(),
         others,
-        classifier: options.classifier != Classifier::Skipped,
+        classifier: true,
     };
     let mut found = vec![];
     let mut used = BTreeSet::new();
@@ -273,9 +287,6 @@ fn compare<'a>(params: &'a Params, weights: &'a Weights, arch: &Arch, options: &
         let theirs = naming.of(name);
         let saved = file.get_key_value(theirs.as_str());
         used.extend(saved.map(|(key, _)| *key));
-        if of_classifier(name) && options.classifier == Classifier::Skipped {
-            continue;
-        }
         match saved {
             Some((_, saved)) if saved.size() == live.size() => {
                 report.matched += 1;
@@ -302,12 +313,17 @@ fn compare<'a>(params: &'a Params, weights: &'a Weights, arch: &Arch, options: &
 
 /// A network made from a file.
 pub struct Opened {
+    /// Its architecture.
     pub arch: &'static Arch,
+    /// The network.
     pub net: Network,
+    /// Its parameters and buffers.
     pub params: Params,
     /// None where the file has no classifier: the logits mean nothing.
     pub classes: Option<i64>,
+    /// What the file says about itself, where it does.
     pub meta: Option<Meta>,
+    /// What matched.
     pub report: LoadReport,
 }
 
@@ -317,7 +333,7 @@ pub fn open(path: &Path, arch: Option<&'static Arch>, device: Device, options: &
     let arch = match (arch, &weights.meta) {
         (Some(arch), _) => arch,
         (None, Some(meta)) => nets::find(&meta.arch)?,
-        (None, None) => return Err(Error::file(path, "names no architecture; give it with --arch")),
+        (None, None) => return Err(Error::file(path, "names no architecture, and none was given (--arch)")),
     };
     let blank = |classes: i64| {
         let scope = Scope::blank(device, Kind::Float);

@@ -10,9 +10,8 @@ use std::rc::Rc;
 
 use tch::{Kind, Tensor};
 
-use super::safetensors::bytes;
 use crate::error::{Error, Result};
-use crate::files::Pending;
+use crate::files::{Pending, tensor_bytes};
 use crate::params::Named;
 use crate::pickle::{self, Value};
 
@@ -222,7 +221,7 @@ pub(super) fn write(path: &Path, tensors: &Named) -> Result<()> {
     entry("data.pkl".to_string(), &pickled(tensors)?)?;
     entry("byteorder".to_string(), b"little")?;
     for (key, (_, tensor)) in tensors.iter().enumerate() {
-        entry(format!("data/{key}"), &bytes(tensor)?)?;
+        entry(format!("data/{key}"), &tensor_bytes(tensor))?;
     }
     entry("version".to_string(), b"3\n")?;
     archive.finish().map_err(failed)?.flush().map_err(Error::io("cannot write", path))?;
@@ -232,60 +231,36 @@ pub(super) fn write(path: &Path, tensors: &Named) -> Result<()> {
 
 /// The OrderedDict of `_rebuild_tensor_v2(storage, 0, size, stride, False, OrderedDict())` that torch.save pickles, protocol 2.
 fn pickled(tensors: &Named) -> Result<Vec<u8>> {
-    const ORDERED_DICT: &[u8] = b"ccollections\nOrderedDict\n)R";
-    let mut out = b"\x80\x02".to_vec();
-    let text = |out: &mut Vec<u8>, text: &str| {
-        out.push(b'X');
-        out.extend((text.len() as u32).to_le_bytes());
-        out.extend(text.as_bytes());
-    };
-    let int = |out: &mut Vec<u8>, value: i64| match i32::try_from(value) {
-        Ok(value) => {
-            out.push(b'J');
-            out.extend(value.to_le_bytes());
-        }
-        Err(_) => {
-            out.extend([0x8a, 8]);
-            out.extend(value.to_le_bytes());
-        }
-    };
-    let ints = |out: &mut Vec<u8>, values: &[i64]| {
-        out.push(b'(');
-        values.iter().for_each(|value| int(out, *value));
-        out.push(b't');
-    };
-    out.extend(ORDERED_DICT);
-    out.push(b'(');
+    let mut out = pickle::Writer::new(2);
+    fn ordered_dict(out: &mut pickle::Writer) -> &mut pickle::Writer {
+        out.global("collections", "OrderedDict").ops(b")R")
+    }
+    ordered_dict(&mut out).ops(b"(");
     for (key, (name, tensor)) in tensors.iter().enumerate() {
         let known = KINDS.iter().find(|(_, kind)| *kind == tensor.kind());
         let (storage, _) =
             known.ok_or_else(|| Error::failed(format!("`{name}` is of type {:?}, which has no torch storage", tensor.kind())))?;
-        text(&mut out, name);
-        out.extend(b"ctorch._utils\n_rebuild_tensor_v2\n((");
-        text(&mut out, "storage");
-        out.extend(format!("ctorch\n{storage}\n").as_bytes());
-        text(&mut out, &key.to_string());
-        text(&mut out, "cpu");
-        int(&mut out, tensor.numel() as i64);
-        out.extend(b"tQ");
-        int(&mut out, 0);
+        out.text(name).global("torch._utils", "_rebuild_tensor_v2").ops(b"((");
+        out.text("storage").global("torch", storage).text(&key.to_string()).text("cpu").int(tensor.numel() as i64).ops(b"tQ");
         let size = tensor.size();
-        let mut stride: Vec<i64> = size
-            .iter()
-            .rev()
-            .scan(1, |step, d| {
-                let now = *step;
-                *step *= d.max(&1);
-                Some(now)
-            })
-            .collect();
-        stride.reverse();
-        ints(&mut out, &size);
-        ints(&mut out, &stride);
-        out.push(0x89);
-        out.extend(ORDERED_DICT);
-        out.extend(b"tR");
+        out.int(0).ints(&size).ints(&row_major(&size)).ops(&[0x89]);
+        ordered_dict(&mut out).ops(b"tR");
     }
-    out.extend(b"u.");
-    Ok(out)
+    out.ops(b"u");
+    Ok(out.finish())
+}
+
+/// The strides of a contiguous tensor of this size.
+fn row_major(size: &[i64]) -> Vec<i64> {
+    let mut strides: Vec<i64> = size
+        .iter()
+        .rev()
+        .scan(1, |step, d| {
+            let now = *step;
+            *step *= d.max(&1);
+            Some(now)
+        })
+        .collect();
+    strides.reverse();
+    strides
 }

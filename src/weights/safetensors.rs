@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use crate::error::{Error, Result};
-use crate::files::Pending;
+use crate::files::{Pending, tensor_bytes};
 use crate::params::Named;
 
 /// The header's free text, e.g. what a network was trained on.
@@ -30,14 +30,6 @@ const KINDS: &[(Dtype, Kind)] = &[
     (Dtype::BOOL, Kind::Bool),
 ];
 
-/// The bytes of a tensor in C order.
-pub(super) fn bytes(tensor: &Tensor) -> Result<Vec<u8>> {
-    let tensor = tensor.f_detach()?.f_to_device(Device::Cpu)?.f_contiguous()?;
-    let mut bytes = vec![0; tensor.numel() * tensor.kind().elt_size_in_bytes()];
-    tensor.f_copy_data_u8(&mut bytes, tensor.numel())?;
-    Ok(bytes)
-}
-
 /// A safetensors file whose header is read and whose data are not yet.
 pub struct Reader {
     file: File,
@@ -48,6 +40,7 @@ pub struct Reader {
 }
 
 impl Reader {
+    /// Reads and checks the header.
     pub fn open(path: &Path) -> Result<Reader> {
         let mut file = File::open(path).map_err(Error::open(path))?;
         let length = file.metadata().map_err(Error::open(path))?.len();
@@ -73,6 +66,7 @@ impl Reader {
         Ok(Reader { file, path: path.to_path_buf(), header, start })
     }
 
+    /// The header's free text.
     pub fn texts(&self) -> Texts {
         self.header.metadata().iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect()
     }
@@ -82,10 +76,12 @@ impl Reader {
         self.header.offset_keys()
     }
 
+    /// The sizes of a tensor; none where the file does not hold it.
     pub fn shape(&self, name: &str) -> Option<Vec<i64>> {
         self.header.info(name).map(|info| info.shape.iter().map(|&d| d as i64).collect())
     }
 
+    /// The type of a tensor.
     pub fn kind(&self, name: &str) -> Result<Kind> {
         let info = self.header.info(name).ok_or_else(|| Error::file(&self.path, format!("holds no tensor `{name}`")))?;
         let known = KINDS.iter().find(|(dtype, _)| *dtype == info.dtype);
@@ -94,6 +90,7 @@ impl Reader {
             .ok_or_else(|| Error::file(&self.path, format!("`{name}` is of type {}, which is not supported", info.dtype)))
     }
 
+    /// A whole tensor.
     pub fn tensor(&mut self, name: &str) -> Result<Tensor> {
         let kind = self.kind(name)?;
         let info = self.header.info(name).expect("it has a kind").clone();
@@ -137,6 +134,7 @@ struct Place {
 }
 
 impl Writer {
+    /// Writes the header: what the file will hold, by name, type and shape.
     pub fn create(path: &Path, tensors: Vec<(String, Kind, Vec<i64>)>, texts: &Texts) -> Result<Writer> {
         let mut tensors: Vec<Place> = tensors
             .into_iter()
@@ -180,7 +178,7 @@ impl Writer {
         let size = rows.size();
         assert!(place.kind == rows.kind() && place.shape.get(1..) == size.get(1..), "{name}: {size:?} are rows of {:?}", place.shape);
         let row = place.bytes.checked_div(place.shape.first().map_or(1, |&n| n as u64)).unwrap_or(0);
-        self.write(place.from + first as u64 * row, &bytes(rows)?)
+        self.write(place.from + first as u64 * row, &tensor_bytes(rows))
     }
 
     fn write(&mut self, from: u64, bytes: &[u8]) -> Result<()> {
@@ -201,7 +199,7 @@ pub fn save(path: &Path, tensors: &Named, texts: &Texts) -> Result<()> {
     let mut writer = Writer::create(path, layout, texts)?;
     for (name, tensor) in tensors {
         let at = writer.tensors.iter().find(|place| place.name == *name).expect("all are in the header").from;
-        writer.write(at, &bytes(tensor)?)?;
+        writer.write(at, &tensor_bytes(tensor))?;
     }
     writer.finish()
 }

@@ -100,12 +100,15 @@ pub fn save(path: &Path, module: &Module) -> Result<()> {
 /// What an archive holds, by libtorch's own account, in the order of registration.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Names {
+    /// Tensors that are trained.
     pub parameters: Vec<String>,
+    /// Tensors that are not.
     pub buffers: Vec<String>,
     /// Submodules of all levels.
     pub children: Vec<String>,
 }
 
+/// What the archive at `path` holds.
 pub fn names(path: &Path) -> Result<Names> {
     let name = c_text(&path.to_string_lossy())?;
     let foreign = |e: Error| Error::file(path, format!("no TorchScript archive: {e}"));

@@ -60,6 +60,7 @@ impl Default for LossScale {
 impl LossScale {
     const PATIENCE: f64 = 2000.0;
 
+    /// The factor now.
     pub fn scale(&self) -> f64 {
         self.state.double_value(&[0])
     }

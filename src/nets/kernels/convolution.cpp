@@ -4,7 +4,7 @@
 //
 // Written as autograd functions they can be differentiated any number of times, at the price of one map for every derivative: a
 // Hessian-vector product takes seven of them where libtorch's convolution_backward takes a detour. Weight has a kernel of its own
-// (src/nets/convolution.rs); the rest is libtorch's.
+// (convolution.rs); the rest is libtorch's.
 #include <cstring>
 
 #include <ATen/ATen.h>

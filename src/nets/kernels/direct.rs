@@ -1,5 +1,8 @@
 //! A direct convolution for the small maps of frozen CIFAR networks: bias, residual sum and ReLU in the same pass, weights laid out for
 //! the registers, one image after another so that everything stays in the core's own cache. libtorch's convolutions serve the rest.
+//!
+//! What is unsafe here: instructions that a machine may lack (`Direct::with` is chosen from what it has), and sums over raw pointers, because
+//! bounds checks in the innermost loop would cost more than its product. `apply` checks the shapes once, for all of them.
 
 use std::cell::RefCell;
 
@@ -35,8 +38,11 @@ const WEIGHTS_AT_ONCE: usize = 18 << 10;
 /// Beyond this, weights leave the second-level cache and libtorch's blocking wins.
 const MOST_WEIGHTS: usize = 256 << 10;
 
+/// A convolution with its bias, its weights laid out for the registers.
 pub struct Direct {
     shape: ConvShape,
+    /// What `apply` runs with; this machine has them, because only `new` and tests choose, from `lanes::available`.
+    with: Instructions,
     /// [c_out / LANES][blocks of input channels][ky][kx][input channel][LANES]
     weights: Vec<f32>,
     bias: Vec<f32>,
@@ -68,12 +74,13 @@ impl Direct {
         let [c_in, c_out, k] = [shape.c_in, shape.c_out, shape.kernel].map(|n| n as usize);
         let small = c_in * c_out * k * k * size_of::<f32>() <= MOST_WEIGHTS;
         let plain = shape.groups == 1 && shape.dilation == 1 && c_out.is_multiple_of(LANES);
-        if !(small && plain && is_ours(xs) && instructions().is_some()) {
+        let with = instructions()?;
+        if !(small && plain && is_ours(xs)) {
             return None;
         }
         let (weight, bias) = (weight.contiguous(), bias.contiguous());
         let mut weights = Vec::with_capacity(weight.numel());
-        // Both are contiguous, on the CPU as their input, and live until the end of this function.
+        // SAFETY: both are contiguous, on the CPU as their input, and live until the end of this function.
         let (weight, bias) = unsafe { (floats(&weight), floats(&bias)) };
         for lanes in (0..c_out).step_by(LANES) {
             for block in blocks(c_in, k) {
@@ -84,9 +91,10 @@ impl Direct {
                 }
             }
         }
-        Some(Direct { shape, weights, bias: bias.to_vec() })
+        Some(Direct { shape, with, weights, bias: bias.to_vec() })
     }
 
+    /// The convolution of a map [B, c_in, h, w], its bias and what comes after, in one pass.
     pub fn apply(&self, xs: &Tensor, then: Then) -> Tensor {
         let (b, c, h, w) = xs.size4().expect("maps have four dimensions");
         assert!(c == self.shape.c_in && is_ours(xs), "{xs:?} for {:?}", self.shape);
@@ -101,7 +109,7 @@ impl Direct {
         assert!(other.as_ref().is_none_or(|other| is_ours(other) && other.size() == ys.size()), "the sum of {other:?} and {ys:?}");
         let sides = |h: i64, w: i64| [h as usize, w as usize];
         let map = Map { side: sides(h, w), out: sides(out(h), out(w)), relu: !matches!(then, Then::Nothing) };
-        // All three are contiguous f32 on the CPU; `ys` was made here and nobody else has it.
+        // SAFETY: all three are contiguous f32 on the CPU and live to the end; `ys` was made here and nobody else has it.
         let (input, other) = unsafe { (floats(&xs), other.as_ref().map(|other| floats(other))) };
         let output = unsafe { std::slice::from_raw_parts_mut(ys.data_ptr().cast::<f32>(), ys.numel()) };
         let (image, answer) = (input.len() / b.max(1) as usize, output.len() / b.max(1) as usize);
@@ -132,22 +140,25 @@ impl Direct {
     }
 
     fn image(&self, input: &[f32], map: &Map, other: Option<&[f32]>, out: &mut [f32]) {
-        match instructions() {
-            // The machine has the instructions: `instructions` looked.
+        match self.with {
+            // SAFETY: the machine has the instructions, because `lanes::available` looked; `apply` gives slices of the sizes that `map` says.
             #[cfg(target_arch = "x86_64")]
-            Some(Instructions::Avx512) => unsafe { self.image_avx512(input, map, other, out) },
+            Instructions::Avx512 => unsafe { self.image_avx512(input, map, other, out) },
             #[cfg(target_arch = "x86_64")]
-            Some(Instructions::Avx2) => unsafe { self.image_avx2(input, map, other, out) },
-            None => unreachable!("`new` gives none without instructions"),
+            Instructions::Avx2 => unsafe { self.image_avx2(input, map, other, out) },
         }
     }
 
+    /// # Safety
+    /// As `whole`, on a machine with AVX-512.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f")]
     unsafe fn image_avx512(&self, input: &[f32], map: &Map, other: Option<&[f32]>, out: &mut [f32]) {
         unsafe { self.whole::<Avx512, 14>(input, map, other, out) }
     }
 
+    /// # Safety
+    /// As `whole`, on a machine with AVX2 and FMA.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma")]
     unsafe fn image_avx2(&self, input: &[f32], map: &Map, other: Option<&[f32]>, out: &mut [f32]) {
@@ -155,6 +166,10 @@ impl Direct {
     }
 
     /// One image, `TILE` positions at a time: as many sums as the registers hold.
+    ///
+    /// # Safety
+    /// The caller has the instructions of `L`. `input` is the image with its padding, `out` (and `other`, where there is one) the whole
+    /// answer, each as large as `map` and the shape say: `tile` reads and writes by pointers, without looking.
     #[inline(always)]
     unsafe fn whole<L: Lanes, const TILE: usize>(&self, input: &[f32], map: &Map, other: Option<&[f32]>, out: &mut [f32]) {
         let [c_in, c_out, k, stride, p] =
@@ -275,11 +290,20 @@ fn blocks(c_in: usize, k: usize) -> impl Iterator<Item = std::ops::Range<usize>>
 
 #[cfg(test)]
 mod tests {
+    use super::super::lanes::available;
     use super::*;
 
     #[test]
     fn equals_libtorch_for_every_geometry_it_takes() {
         let _guard = tch::no_grad_guard();
+        // Every path of the code that this machine can run, not only the one it would choose; CI counts the lines of those it cannot.
+        let here: Vec<Instructions> = available().collect();
+        for missing in Instructions::ALL.iter().filter(|with| !here.contains(with)) {
+            eprintln!("skipped: the direct convolution with {missing:?}, which this CPU does not have");
+        }
+        if here.is_empty() {
+            eprintln!("skipped: the direct convolution: this CPU has neither AVX2 with FMA nor AVX-512");
+        }
         let wave =
             |shape: &[i64], step: f64| (Tensor::arange(shape.iter().product::<i64>(), (Kind::Float, Device::Cpu)) * step).sin().view(shape);
         for (c_in, c_out, kernel, stride) in [
@@ -297,17 +321,20 @@ mod tests {
             let (weight, bias) = (wave(&[c_out, c_in, kernel, kernel], 0.7), wave(&[c_out], 1.1));
             for (b, h, w) in [(1, 32, 32), (3, 9, 7), (2, 1, 5)] {
                 let xs = wave(&[b, c_in, h, w], 0.013);
-                let Some(direct) = Direct::new(&xs, &weight, &bias, shape) else { return };
                 let plain = xs.conv2d(&weight, Some(&bias), [stride, stride], [kernel / 2, kernel / 2], [1, 1], 1);
                 let other = wave(&plain.size(), 0.31);
-                for (got, want) in [
-                    (direct.apply(&xs, Then::Nothing), plain.shallow_clone()),
-                    (direct.apply(&xs, Then::Relu), plain.relu()),
-                    (direct.apply(&xs, Then::AddRelu(&other)), (&plain + &other).relu()),
-                ] {
-                    assert_eq!(got.size(), want.size());
-                    let difference = ((got - &want).abs().max() / want.abs().max()).double_value(&[]);
-                    assert!(difference < 1e-5, "{shape:?} on {b} x {h} x {w}: {difference}");
+                for &with in &here {
+                    let made = Direct::new(&xs, &weight, &bias, shape).expect("one of the geometries it takes");
+                    let direct = Direct { with, ..made };
+                    for (got, want) in [
+                        (direct.apply(&xs, Then::Nothing), plain.shallow_clone()),
+                        (direct.apply(&xs, Then::Relu), plain.relu()),
+                        (direct.apply(&xs, Then::AddRelu(&other)), (&plain + &other).relu()),
+                    ] {
+                        assert_eq!(got.size(), want.size());
+                        let difference = ((got - &want).abs().max() / want.abs().max()).double_value(&[]);
+                        assert!(difference < 1e-5, "{shape:?} on {b} x {h} x {w} with {with:?}: {difference}");
+                    }
                 }
             }
         }

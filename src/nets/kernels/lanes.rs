@@ -1,19 +1,37 @@
 //! Sixteen numbers at a time, for the kernels of `direct` and `convolution`.
+//!
+//! What is unsafe: a method of `Lanes` is one or two instructions that not every x86-64 has, on memory that is named by a pointer alone. A
+//! caller promises both, that the machine has the instructions (`instructions` or `available` named them) and that `LANES` numbers are there.
 
 /// Channels computed together: two registers of AVX2, one of AVX-512.
 pub const LANES: usize = 16;
 
 /// `LANES` numbers in registers. All methods are inlined into a function that has the instructions.
 pub trait Lanes: Copy {
+    /// The numbers at `from`, which need not be aligned.
+    ///
     /// # Safety
-    /// `LANES` numbers can be read there.
+    /// `LANES` numbers can be read there, and the machine has the instructions.
     unsafe fn load(from: *const f32) -> Self;
+    /// Writes them to `to`, which need not be aligned.
+    ///
     /// # Safety
-    /// `LANES` numbers can be written there.
+    /// `LANES` numbers can be written there, and the machine has the instructions.
     unsafe fn store(self, to: *mut f32);
     /// self + x * weights
+    ///
+    /// # Safety
+    /// The machine has the instructions, here and below.
     unsafe fn add_product(self, x: f32, weights: Self) -> Self;
+    /// self + other
+    ///
+    /// # Safety
+    /// As above.
     unsafe fn add(self, other: Self) -> Self;
+    /// The larger of self and 0.
+    ///
+    /// # Safety
+    /// As above.
     unsafe fn relu(self) -> Self;
 }
 
@@ -26,6 +44,7 @@ mod x86 {
 
     use super::Lanes;
 
+    /// Two registers of eight.
     #[derive(Clone, Copy)]
     pub struct Avx2(__m256, __m256);
 
@@ -62,6 +81,7 @@ mod x86 {
         }
     }
 
+    /// One register of sixteen.
     #[derive(Clone, Copy)]
     pub struct Avx512(__m512);
 
@@ -93,24 +113,38 @@ mod x86 {
     }
 }
 
-/// What this machine has of them.
-#[derive(Clone, Copy)]
+/// The instructions there is code for. On other machines than x86-64 there are none, and libtorch serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Instructions {
+    /// The foundation alone (avx512f).
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// With fused multiply-add.
     #[cfg(target_arch = "x86_64")]
     Avx2,
 }
 
+impl Instructions {
+    /// The fastest first.
+    pub const ALL: &[Instructions] = &[
+        #[cfg(target_arch = "x86_64")]
+        Instructions::Avx512,
+        #[cfg(target_arch = "x86_64")]
+        Instructions::Avx2,
+    ];
+}
+
+/// Those that this machine has, the fastest first.
+pub fn available() -> impl Iterator<Item = Instructions> {
+    Instructions::ALL.iter().copied().filter(|with| match *with {
+        #[cfg(target_arch = "x86_64")]
+        Instructions::Avx512 => is_x86_feature_detected!("avx512f"),
+        #[cfg(target_arch = "x86_64")]
+        Instructions::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+    })
+}
+
+/// The fastest that this machine has.
 pub fn instructions() -> Option<Instructions> {
-    #[cfg(target_arch = "x86_64")]
-    {
-        if is_x86_feature_detected!("avx512f") {
-            return Some(Instructions::Avx512);
-        }
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            return Some(Instructions::Avx2);
-        }
-    }
-    None
+    available().next()
 }

@@ -1,5 +1,5 @@
 // BatchNorm in training, with what follows it (a residual sum, a ReLU) in the same pass over memory, and its derivative with a derivative
-// of its own: libtorch writes the second derivative as some thirty passes. The loops are in src/nets/norm.rs.
+// of its own: libtorch writes the second derivative as some thirty passes. The loops are in norm/loops.rs.
 #include <cstring>
 
 #include <ATen/ATen.h>

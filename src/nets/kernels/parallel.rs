@@ -1,4 +1,7 @@
 //! Work shared among the threads libtorch has.
+//!
+//! What is unsafe: `Shared` hands the same memory to several threads, and the caller promises that their pieces do not overlap; and
+//! `GOMP_parallel` is found by name, so that its type is our word (it is part of the interface between compilers and libgomp).
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -20,6 +23,8 @@ pub struct Shared(pub *mut f32);
 unsafe impl Sync for Shared {}
 
 impl Shared {
+    /// One part's piece: `len` numbers from the place `from` on.
+    ///
     /// # Safety
     /// The piece lies in the memory, which outlives it, and nobody else has any of it.
     pub unsafe fn slice<'a>(&self, from: usize, len: usize) -> &'a mut [f32] {
@@ -59,6 +64,7 @@ pub fn in_parallel(parts: usize, work: &(dyn Fn(usize) + Sync)) {
                 unsafe { (*run.cast::<&(dyn Fn() + Sync)>())() }
             }
             let mut run: &(dyn Fn() + Sync) = &run;
+            // SAFETY: libgomp returns when every thread has run `call`, and `run` lives until then.
             unsafe { parallel(call, (&raw mut run).cast(), parts as u32, 0) }
         }
         None => std::thread::scope(|scope| (0..parts).for_each(|_| drop(scope.spawn(run)))),
