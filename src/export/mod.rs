@@ -1,6 +1,6 @@
 //! `mcl-eval export`: networks as detection frameworks load them, each beside a golden input, a recipe for loading it and a check.
 //!
-//! A format is a file here that implements [`Format`](format::Format), and its line in `format::FORMATS`. It says
+//! A format is a file here that implements `format::Format`, and its line in `format::FORMATS`. It says
 //! - its name, its framework's and how its files end; which architectures it takes (`takes` reads `Arch::elsewhere`: what a framework has of
 //!   an architecture is said by the architecture, in its family's file) and whether it takes classifiers;
 //! - how its file is written (`write`), what tensors are called in it (`tensors`), and how it is read back (`read`, or `open` where the file
