@@ -27,7 +27,7 @@ const MAY_USE: &[(&str, &str)] = &[
     ("train", "cohort data error extractor files losses methods nets optim params recipe rng run system weights"),
     ("eval", "data error extractor files losses methods nets params recipe report rng run system train weights"),
     ("export", "data error eval files nets params registry report rng weights"),
-    ("experiment", "error eval files methods nets recipe report rng run system train weights"),
+    ("experiment", "commands error eval files methods nets recipe report rng run system train weights"),
     ("commands", "data error eval experiment export extractor files losses methods nets optim params report run system weights"),
 ];
 
