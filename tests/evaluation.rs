@@ -7,10 +7,10 @@ use std::process::{Command, Output};
 
 use mcl::eval::Common;
 use mcl::eval::features::Features;
-use mcl::eval::measures::few_shot;
-use mcl::eval::measures::linear_probe::{self, Lbfgs, Sweep};
-use mcl::eval::network::{PeerChoice, SubjectArgs};
-use mcl::eval::protocol::{Protocol, SHIPPED};
+use mcl::eval::measures::{self, MEASURES, few_shot};
+use mcl::eval::network::{NetworkArgs, PeerChoice};
+use mcl::eval::probe::{self, lbfgs::Lbfgs, sweep::Sweep};
+use mcl::eval::protocol::Protocol;
 use mcl::eval::record::{self, Record};
 use mcl::extractor::Extractor;
 use mcl::nets::layers::Pass;
@@ -78,7 +78,7 @@ fn common() -> Common {
 fn a_changed_backbone_is_an_error() {
     let root = tempfile::tempdir().unwrap();
     let run = run_folder(root.path(), "one", 1);
-    let subjects = SubjectArgs { runs: vec![run], ..Default::default() }.open(&common(), PeerChoice::Best).unwrap();
+    let subjects = NetworkArgs { runs: vec![run], ..Default::default() }.open(&common(), PeerChoice::Best).unwrap();
     assert_eq!(subjects.len(), 2, "without a chosen network all are measured");
     subjects[0].check_unchanged().unwrap();
     // What a probe with BatchNorm in training mode would do.
@@ -119,20 +119,22 @@ fn features(count: usize, shift: f64) -> Features {
 
 #[test]
 fn no_test_image_chooses_anything() {
-    let protocol: Lbfgs = Protocol::read("lbfgs", &["lbfgs"], &[]).unwrap().options().unwrap();
+    let protocol: Lbfgs = Protocol::read("lbfgs", probe::PROTOCOLS).unwrap().options().unwrap();
     let train = features(120, 0.0);
-    let honest = linear_probe::lbfgs(&protocol, &train, &features(60, 7.0), 3, 1).unwrap();
+    let honest = protocol.probe(&train, &features(60, 7.0), 3, 1).unwrap();
     // A test split whose labels are all wrong: whoever peeked would choose something else.
     let mut lying = features(60, 7.0);
     lying.y.iter_mut().for_each(|y| *y = (*y + 1) % 3);
-    let lied = linear_probe::lbfgs(&protocol, &train, &lying, 3, 1).unwrap();
+    let lied = protocol.probe(&train, &lying, 3, 1).unwrap();
     assert_eq!(honest.chosen, lied.chosen);
     assert_eq!(honest.score.predicted, lied.score.predicted);
     assert!(honest.score.top1() > 80.0 && lied.score.top1() < 20.0, "{} {}", honest.score.top1(), lied.score.top1());
 
-    let protocol: Sweep = Protocol::read("sweep", &["sweep"], &["epochs=10".into()]).unwrap().options().unwrap();
-    let honest = linear_probe::sweep(&protocol, &train, &features(60, 7.0), 3, 1, &common()).unwrap();
-    let lied = linear_probe::sweep(&protocol, &train, &lying, 3, 1, &common()).unwrap();
+    let mut protocol = Protocol::read("sweep", probe::PROTOCOLS).unwrap();
+    protocol.change("epochs=10").unwrap();
+    let protocol: Sweep = protocol.options().unwrap();
+    let honest = protocol.probe(&train, &features(60, 7.0), 3, 1, &common()).unwrap();
+    let lied = protocol.probe(&train, &lying, 3, 1, &common()).unwrap();
     assert_eq!(honest.chosen, lied.chosen);
     assert_eq!(honest.score.predicted, lied.score.predicted);
     assert!(honest.score.top1() > 80.0 && lied.score.top1() < 20.0, "{} {}", honest.score.top1(), lied.score.top1());
@@ -332,22 +334,24 @@ fn wrong_input_gets_one_line_and_exit_code_2() {
 
 #[test]
 fn every_shipped_protocol_is_followed_and_takes_only_its_own_keys() {
-    for (name, _) in SHIPPED {
-        let protocol = Protocol::read(name, &[name], &[]).unwrap();
-        assert_eq!(protocol.kind, *name);
-        let key = if *name == "export-coco" { "tolerance=1e-4" } else { "image_size=48" };
-        let changed = Protocol::read(name, &[name], &[key.into()]).unwrap();
+    let all = MEASURES.iter().map(|m| m.protocols).chain([mcl::export::PROTOCOLS]);
+    for (shipped, name) in all.flat_map(|ps| ps.iter().map(move |p| (ps, p.name))) {
+        let protocol = Protocol::read(name, shipped).unwrap();
+        assert_eq!(protocol.kind(), name);
+        assert!(
+            protocol.json()["kind"] == name && shipped.iter().any(|p| p.name == name && p.text.contains(&format!("\nkind = \"{name}\"")))
+        );
+        let key = if name == "export-coco" { "tolerance=1e-4" } else { "image_size=48" };
+        let mut changed = protocol.clone();
+        changed.change(key).unwrap();
         assert_ne!(protocol.hash(), changed.hash(), "{name}");
-        assert!(Protocol::read(name, &[name], &["no_such_key=1".into()]).is_err());
+        assert!(changed.change("no_such_key=1").is_err());
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mine.toml");
     fs::write(&path, "kind = \"lbfgs\"\ncs = [1.0]\n").unwrap();
-    let mine = Protocol::read(path.to_str().unwrap(), &["paper", "sweep", "lbfgs"], &[]).unwrap();
-    assert_eq!(
-        (mine.kind.as_str(), mine.json()["cs"].to_string().as_str(), mine.json()["holdout"].as_f64()),
-        ("lbfgs", "[1.0]", Some(0.1))
-    );
+    let mine = Protocol::read(path.to_str().unwrap(), probe::PROTOCOLS).unwrap();
+    assert_eq!((mine.kind(), mine.json()["cs"].to_string().as_str(), mine.json()["holdout"].as_f64()), ("lbfgs", "[1.0]", Some(0.1)));
 }
 
 #[test]

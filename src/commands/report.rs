@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::eval::Common;
 use crate::eval::figures::{by_epoch, gate_figure, lambda_figures};
-use crate::eval::protocol::Protocol;
+use crate::eval::measures;
 use crate::eval::record::{self, Record};
 use crate::files;
 use crate::report::plot::{Heat, Lines, Series};
@@ -162,7 +162,7 @@ fn pretraining(runs: &[Run]) -> Section {
 /// only say how many measurements were made do not count.
 pub fn protocol_of(r: &Record) -> String {
     let kind = r.options["kind"].as_str().unwrap_or_default();
-    let shipped = Protocol::read(kind, &[kind], &[]).map(|p| p.json()).unwrap_or_default();
+    let shipped = measures::shipped(kind).map(|p| p.json()).unwrap_or_default();
     let changed = |(key, value): (&String, &Value)| {
         let counts = !["kind", "seeds", "ks", "shots"].contains(&key.as_str()) && shipped.get(key).is_some_and(|s| s != value);
         counts.then(|| format!("{key}={value}"))

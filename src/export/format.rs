@@ -5,7 +5,7 @@ use std::path::Path;
 use tch::{CModule, Device, Kind, Tensor};
 
 use crate::error::{Error, Result};
-use crate::eval::network::Subject;
+use crate::eval::network::TrainedNetwork;
 use crate::nets::layers::Pass;
 use crate::nets::script::{self, Answer};
 use crate::nets::{self, Arch, Network};
@@ -45,7 +45,7 @@ pub const TARGETS: &[Target] = &[
 
 impl Target {
     /// Refuses what the framework has no place for.
-    pub fn accepts(&self, subject: &Subject, with_classifier: bool) -> Result<()> {
+    pub fn accepts(&self, subject: &TrainedNetwork, with_classifier: bool) -> Result<()> {
         let arch = subject.arch.name;
         if let Some(known) = self.archs.filter(|known| !known.contains(&arch)) {
             let all: Vec<&str> = TARGETS.iter().filter(|t| t.archs.is_none()).map(|t| t.name).collect();
@@ -71,7 +71,7 @@ impl Target {
     }
 
     /// Writes the network, or the part of it that its maps depend on. The number of tensors.
-    pub fn write(&self, path: &Path, subject: &Subject, with_classifier: bool) -> Result<usize> {
+    pub fn write(&self, path: &Path, subject: &TrainedNetwork, with_classifier: bool) -> Result<usize> {
         let tensors = self.tensors(subject, with_classifier)?;
         match self.form {
             Form::TorchScript => {
@@ -86,7 +86,7 @@ impl Target {
     }
 
     /// The tensors of the file under the names they have there.
-    pub fn tensors(&self, subject: &Subject, with_classifier: bool) -> Result<Named> {
+    pub fn tensors(&self, subject: &TrainedNetwork, with_classifier: bool) -> Result<Named> {
         let wanted = tensors_names(subject, with_classifier);
         let ours: Named = subject.params.named().into_iter().filter(|(name, _)| wanted.contains(name)).collect();
         match self.form {
@@ -97,7 +97,12 @@ impl Target {
     }
 
     /// What the file makes of images: its maps, then its logits where it has a classifier (a TorchScript classifier: only those).
-    pub fn open(&self, path: &Path, subject: &Subject, with_classifier: bool) -> Result<Box<dyn Fn(&Tensor) -> Result<Vec<Tensor>>>> {
+    pub fn open(
+        &self,
+        path: &Path,
+        subject: &TrainedNetwork,
+        with_classifier: bool,
+    ) -> Result<Box<dyn Fn(&Tensor) -> Result<Vec<Tensor>>>> {
         let tensors = match self.form {
             Form::TorchScript => {
                 let module = CModule::load(path)?;
@@ -123,7 +128,7 @@ impl Target {
     }
 
     /// What the network itself makes of images, in the order of `open`.
-    pub fn reference(&self, subject: &Subject, images: &Tensor, with_classifier: bool) -> Vec<Tensor> {
+    pub fn reference(&self, subject: &TrainedNetwork, images: &Tensor, with_classifier: bool) -> Vec<Tensor> {
         let all = answers(&subject.net.forward(images, Pass::EVAL), with_classifier);
         if self.form == Form::TorchScript && with_classifier { all.into_iter().last().into_iter().collect() } else { all }
     }
@@ -144,14 +149,14 @@ pub fn answers(outputs: &nets::Outputs, with_classifier: bool) -> Vec<Tensor> {
 }
 
 /// Our names of the tensors of the file.
-fn tensors_names(subject: &Subject, with_classifier: bool) -> Vec<String> {
+fn tensors_names(subject: &TrainedNetwork, with_classifier: bool) -> Vec<String> {
     match with_classifier {
         true => subject.params.all().map(|(name, _)| name.clone()).collect(),
         false => script::backbone_names(subject.arch, &subject.params),
     }
 }
 
-fn meta(subject: &Subject, with_classifier: bool) -> weights::Meta {
+fn meta(subject: &TrainedNetwork, with_classifier: bool) -> weights::Meta {
     weights::Meta {
         arch: subject.arch.name.to_string(),
         classes: if with_classifier { subject.meta.classes.clone() } else { vec![] },

@@ -4,72 +4,40 @@ mod format;
 mod package;
 
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use clap::Args as ClapArgs;
 use serde::Deserialize;
 use tch::Device;
 
 use crate::commands::list;
-use crate::data::imagenet;
 use crate::error::{Error, Result};
 use crate::eval::Common;
-use crate::eval::network::{PeerChoice, Subject, SubjectArgs};
-use crate::eval::protocol::{Protocol, require};
+use crate::eval::network::{NetworkArgs, PeerChoice, TrainedNetwork};
+use crate::eval::protocol::{Protocol, Shipped, require};
 use crate::registry;
 use format::{TARGETS, Target};
 
 pub const ABOUT: &str = "Export backbones for torchvision, MMDetection, Detectron2, TorchScript, safetensors, with a proof beside each";
 
+/// The protocols an export can follow.
+pub const PROTOCOLS: &[Shipped] = &[Shipped { name: "export-coco", text: include_str!("../../protocols/eval/export-coco.toml") }];
+
 #[derive(Debug, Clone, ClapArgs)]
 pub struct Args {
     #[command(flatten)]
-    pub subjects: SubjectArgs,
+    pub subjects: NetworkArgs,
     /// torchscript, torchvision, mmdet, detectron2 or safetensors; may be repeated [default: the protocol's]
     #[arg(long, value_name = "TARGET")]
     pub to: Vec<String>,
     /// The whole network, which answers with logits, instead of the backbone, which answers with its maps
     #[arg(long)]
     pub with_classifier: bool,
-    /// What images are normalised with: imagenet, none or R,G,B/R,G,B (means/deviations) [default: what the weights say]
-    #[arg(long, value_name = "imagenet|none|MEAN/STD", conflicts_with_all = ["mean", "std"])]
-    pub normalisation: Option<Normalisation>,
     /// export-coco or a TOML file
     #[arg(long, default_value = "export-coco")]
     pub protocol: String,
     /// Change a key of the protocol (may be repeated)
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Normalisation {
-    pub mean: [f64; 3],
-    pub std: [f64; 3],
-}
-
-impl FromStr for Normalisation {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Normalisation> {
-        let three = |text: &str| -> Option<[f64; 3]> {
-            let numbers: Option<Vec<f64>> = text.split(',').map(|n| n.trim().parse().ok().filter(|n: &f64| n.is_finite())).collect();
-            numbers?.try_into().ok()
-        };
-        match text {
-            "imagenet" => Ok(Normalisation { mean: imagenet::MEAN, std: imagenet::STD }),
-            "none" => Ok(Normalisation { mean: [0.0; 3], std: [1.0; 3] }),
-            _ => text
-                .split_once('/')
-                .and_then(|(mean, std)| Some(Normalisation { mean: three(mean)?, std: three(std)? }))
-                .filter(|n| n.std.iter().all(|s| *s > 0.0))
-                .ok_or_else(|| {
-                    Error::input(format!(
-                        "normalisation `{text}`; accepted: imagenet, none, or means and deviations, e.g. 0.485,0.456,0.406/0.229,0.224,0.225"
-                    ))
-                }),
-        }
-    }
 }
 
 /// The keys of the protocol that the export reads; `mask_rcnn` is for protocols/coco.
@@ -83,7 +51,10 @@ struct Options {
 }
 
 pub fn run(args: &Args, common: &Common) -> Result<()> {
-    let protocol = Protocol::read(&args.protocol, &["export-coco"], &args.sets)?;
+    let mut protocol = Protocol::read(&args.protocol, PROTOCOLS)?;
+    for set in &args.sets {
+        protocol.change(set).map_err(|e| Error::input(format!("--set {set}: {e}")))?;
+    }
     let options: Options = protocol.options()?;
     require(options.tolerance > 0.0, "tolerance", options.tolerance, "more than 0")?;
     let names = if args.to.is_empty() { &options.targets } else { &args.to };
@@ -106,15 +77,8 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
         commit: common.commit,
         id: None,
     };
-    let mut subject_args = args.subjects.clone();
-    if let (Some(n), false) = (args.normalisation, args.subjects.weights.is_empty()) {
-        (subject_args.mean, subject_args.std) = (n.mean.into(), n.std.into());
-    }
-    let mut subjects = subject_args.open(&here, PeerChoice::Best)?;
-    for subject in &mut subjects {
-        if let Some(n) = args.normalisation {
-            (subject.meta.mean, subject.meta.std) = (n.mean, n.std);
-        }
+    let subjects = args.subjects.open(&here, PeerChoice::Best)?;
+    for subject in &subjects {
         for target in &targets {
             target.accepts(subject, args.with_classifier)?;
         }
@@ -148,7 +112,7 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
 }
 
 /// `--out` itself for one network, a folder in it for each of several; without it `export/` in the run's folder or in results/.
-fn folder(args: &Args, subject: &Subject, subjects: usize) -> PathBuf {
+fn folder(args: &Args, subject: &TrainedNetwork, subjects: usize) -> PathBuf {
     let name = subject.name.replace('/', "-");
     match &args.subjects.out {
         Some(out) if subjects == 1 => out.clone(),

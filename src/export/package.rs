@@ -10,7 +10,7 @@ use tch::Tensor;
 
 use super::format::{self, Form, TORCHVISION, Target};
 use crate::error::{Error, Result};
-use crate::eval::network::Subject;
+use crate::eval::network::TrainedNetwork;
 use crate::files;
 use crate::nets::{Arch, script};
 use crate::rng;
@@ -65,7 +65,14 @@ fn difference(got: &[Tensor], want: &[Tensor]) -> f64 {
 }
 
 /// Writes the folder. The network's file gets its name only once it has been read back and gives the same.
-pub fn write(target: &Target, subject: &Subject, with_classifier: bool, folder: &Path, tolerance: f64, commit: &str) -> Result<Facts> {
+pub fn write(
+    target: &Target,
+    subject: &TrainedNetwork,
+    with_classifier: bool,
+    folder: &Path,
+    tolerance: f64,
+    commit: &str,
+) -> Result<Facts> {
     let _guard = tch::no_grad_guard();
     fs::create_dir_all(folder).map_err(Error::io("cannot make", folder))?;
     let name = format!("{}.{}", subject.arch.name, target.extension);
@@ -132,13 +139,13 @@ fn tensor_hash(tensor: &Tensor) -> Result<String> {
 }
 
 /// Which child gives which map: what IntermediateLayerGetter is told.
-fn layers(subject: &Subject) -> serde_json::Map<String, Value> {
+fn layers(subject: &TrainedNetwork) -> serde_json::Map<String, Value> {
     let layers = script::layers(subject.arch, &subject.params).into_iter();
     layers.filter_map(|(name, map)| map.map(|l| (name, l.to_string().into()))).collect()
 }
 
 /// The beginnings of the names of the stem and the first stage.
-fn first_stage(subject: &Subject) -> Vec<String> {
+fn first_stage(subject: &TrainedNetwork) -> Vec<String> {
     if format::is_swin(subject.arch) {
         return vec!["features.0.".to_string(), "features.1.".to_string()];
     }
@@ -149,7 +156,7 @@ fn first_stage(subject: &Subject) -> Vec<String> {
 }
 
 /// What the whole network has and the backbone has not, as beginnings of names.
-fn absent(subject: &Subject) -> Vec<String> {
+fn absent(subject: &TrainedNetwork) -> Vec<String> {
     let kept = script::backbone_names(subject.arch, &subject.params);
     let mut names: Vec<String> = vec![];
     for (name, _) in subject.params.all().filter(|(name, _)| !kept.contains(name)) {
@@ -161,7 +168,7 @@ fn absent(subject: &Subject) -> Vec<String> {
     names
 }
 
-fn readme(target: &Target, subject: &Subject, with_classifier: bool) -> String {
+fn readme(target: &Target, subject: &TrainedNetwork, with_classifier: bool) -> String {
     let detector = |text: &'static str| if with_classifier { "" } else { text };
     let swin = format::is_swin(subject.arch);
     let (body, section) = match target.form {
@@ -176,7 +183,7 @@ fn readme(target: &Target, subject: &Subject, with_classifier: bool) -> String {
     format!("{}{}", include_str!("templates/common.md"), body.replace("@DETECTOR@\n", section))
 }
 
-fn check(target: &Target, subject: &Subject) -> &'static str {
+fn check(target: &Target, subject: &TrainedNetwork) -> &'static str {
     match target.form {
         Form::TorchScript => include_str!("templates/torchscript.py"),
         Form::Torchvision => include_str!("templates/torchvision.py"),
@@ -218,7 +225,7 @@ fn list(values: &[f64]) -> String {
 
 fn marks(
     target: &Target,
-    subject: &Subject,
+    subject: &TrainedNetwork,
     with_classifier: bool,
     file: &str,
     channels: &[i64],

@@ -1,4 +1,5 @@
-//! One file a measurement.
+//! The measurements: one file and one entry each. The registry makes the subcommands of `mcl-eval`, their `--protocol`, the lists, and the
+//! checks of a plan's lines. A measurement uses what stands in `eval`, never another measurement.
 
 pub mod accuracy;
 pub mod cohort;
@@ -8,13 +9,120 @@ pub mod knn;
 pub mod linear_probe;
 pub mod tsne;
 
+use clap::{ArgMatches, Command};
+
+use super::Common;
+use super::protocol::{Protocol, Shipped};
 use crate::error::{Error, Result};
+
+/// Every measurement.
+pub const MEASURES: &[Measure] = &[
+    Measure::of::<accuracy::Args>(),
+    Measure::of::<linear_probe::Args>(),
+    Measure::of::<knn::Args>(),
+    Measure::of::<few_shot::Args>(),
+    Measure::of::<tsne::Args>(),
+    Measure::of::<cohort::Args>(),
+    Measure::of::<compare::Args>(),
+];
+
+/// What a measurement's file says: its arguments are the type this is implemented for.
+pub trait Measurement: clap::Args {
+    /// Its subcommand, and `command` in its rows.
+    const NAME: &'static str;
+    /// What it does, in a line.
+    const ABOUT: &'static str;
+    /// The protocols that ship; a file that names no kind has the keys of the first. With any, the arguments flatten `HowArgs`.
+    const PROTOCOLS: &'static [Shipped] = &[];
+    /// The protocol that is followed when none is named.
+    const DEFAULT_PROTOCOL: &'static str = match Self::PROTOCOLS.first() {
+        Some(first) => first.name,
+        None => "",
+    };
+
+    /// Refuses arguments and protocols that make no sense, looking at no network and no data.
+    fn check(&self) -> Result<()>;
+
+    /// Measures, keeps the rows and shows them.
+    fn run(&self, common: &Common) -> Result<()>;
+}
+
+/// An entry of the registry.
+#[derive(Debug)]
+pub struct Measure {
+    /// Its subcommand, and `command` in its rows.
+    pub name: &'static str,
+    /// What it does, in a line.
+    pub about: &'static str,
+    /// The protocols that ship.
+    pub protocols: &'static [Shipped],
+    default_protocol: &'static str,
+    arguments: fn(Command) -> Command,
+    check: fn(&ArgMatches) -> Result<()>,
+    run: fn(&ArgMatches, &Common) -> Result<()>,
+}
+
+impl Measure {
+    /// The entry of a measurement.
+    const fn of<M: Measurement>() -> Measure {
+        Measure {
+            name: M::NAME,
+            about: M::ABOUT,
+            protocols: M::PROTOCOLS,
+            default_protocol: M::DEFAULT_PROTOCOL,
+            arguments: M::augment_args,
+            check: |matches| read::<M>(matches)?.check(),
+            run: |matches, common| read::<M>(matches)?.run(common),
+        }
+    }
+
+    /// Its subcommand with all arguments.
+    pub fn command(&self) -> Command {
+        let command = (self.arguments)(Command::new(self.name)).about(self.about);
+        if self.protocols.is_empty() {
+            return command;
+        }
+        let names: Vec<&str> = self.protocols.iter().map(|p| p.name).collect();
+        let help = format!("{} or a TOML file [default: {}]", names.join(", "), self.default_protocol);
+        command.mut_arg("protocol", |argument| argument.help(help))
+    }
+
+    /// Measures as its arguments say.
+    pub fn run(&self, arguments: &ArgMatches, common: &Common) -> Result<()> {
+        (self.run)(arguments, common)
+    }
+}
+
+fn read<M: Measurement>(matches: &ArgMatches) -> Result<M> {
+    M::from_arg_matches(matches).map_err(|e| complaint(&e))
+}
+
+/// What clap complains about as one line, without the usage it appends.
+fn complaint(error: &clap::Error) -> Error {
+    let text = error.to_string();
+    let said: Vec<&str> = text.lines().map(str::trim).take_while(|l| !l.starts_with("Usage:")).filter(|l| !l.is_empty()).collect();
+    Error::input(said.join(" ").trim_start_matches("error: "))
+}
+
+/// The shipped protocol of this kind as it ships; none for a kind that no measurement follows.
+pub fn shipped(kind: &str) -> Option<Protocol> {
+    MEASURES.iter().flat_map(|m| m.protocols).find(|p| p.name == kind).map(Shipped::protocol)
+}
 
 /// Refuses a line of a plan (`linear-probe --dataset stl10 --protocol lbfgs`, without `--run`) that `mcl-eval` would refuse: an unknown
 /// measurement, a wrong flag, a protocol with values that make no sense. Looks at no network and no data.
 pub fn check_line(line: &str) -> Result<()> {
-    match line.split_whitespace().next() {
-        Some(_) => Ok(()),
-        None => Err(Error::input("an empty line names no measurement")),
-    }
+    let known = || MEASURES.iter().map(|m| m.name).collect::<Vec<_>>().join(", ");
+    let Some(name) = line.split_whitespace().next() else {
+        return Err(Error::input(format!("an empty line names no measurement; known: {}", known())));
+    };
+    let measure = MEASURES.iter().find(|m| m.name == name).ok_or_else(|| Error::Unknown {
+        kind: "measurement",
+        name: name.to_string(),
+        known: known(),
+    })?;
+    // Without this the help text of a line that asks for it would count as a complaint.
+    let command = measure.command().no_binary_name(false).disable_help_flag(true);
+    let matches = command.try_get_matches_from(line.split_whitespace()).map_err(|e| complaint(&e))?;
+    (measure.check)(&matches)
 }
