@@ -8,6 +8,7 @@ use clap::Parser;
 use clap::error::ErrorKind;
 use mcl::commands::EvalCommand;
 use mcl::eval::Common;
+use mcl::eval::measures::one_line;
 use mcl::system::device::{self, DeviceChoice};
 
 /// What this program was built from; `make` says.
@@ -48,7 +49,7 @@ fn main() -> ExitCode {
         // Help and version, asked for or in place of a missing command.
         Err(e) if !e.use_stderr() || e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => e.exit(),
         Err(e) => {
-            eprintln!("mcl-eval: {}", one_line(&e.to_string()));
+            eprintln!("mcl-eval: {} (--help shows what is accepted)", one_line(&e));
             return ExitCode::from(2);
         }
     };
@@ -61,11 +62,4 @@ fn main() -> ExitCode {
             ExitCode::from(e.exit_code() as u8)
         }
     }
-}
-
-/// What clap complains about, without the usage it appends.
-fn one_line(complaint: &str) -> String {
-    let said: Vec<&str> = complaint.lines().map(str::trim).take_while(|l| !l.starts_with("Usage:")).filter(|l| !l.is_empty()).collect();
-    let said = said.join(" ");
-    format!("{} (--help shows what is accepted)", said.trim_start_matches("error: "))
 }

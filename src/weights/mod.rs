@@ -109,8 +109,6 @@ pub enum Classifier {
     Required,
     /// A file may lack it: features need none.
     Optional,
-    /// Left as it is, whatever the file has: a network that will learn other classes.
-    Skipped,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -265,7 +263,7 @@ fn compare<'a>(params: &'a Params, weights: &'a Weights, arch: &Arch, options: &
         prefix: naming.prefix.to_string(),
         beside: file.keys().filter(|name| !name.starts_with(naming.prefix)).count(),
         others,
-        classifier: options.classifier != Classifier::Skipped,
+        classifier: true,
     };
     let mut found = vec![];
     let mut used = BTreeSet::new();
@@ -273,9 +271,6 @@ fn compare<'a>(params: &'a Params, weights: &'a Weights, arch: &Arch, options: &
         let theirs = naming.of(name);
         let saved = file.get_key_value(theirs.as_str());
         used.extend(saved.map(|(key, _)| *key));
-        if of_classifier(name) && options.classifier == Classifier::Skipped {
-            continue;
-        }
         match saved {
             Some((_, saved)) if saved.size() == live.size() => {
                 report.matched += 1;

@@ -94,14 +94,14 @@ impl Measure {
 }
 
 fn read<M: Measurement>(matches: &ArgMatches) -> Result<M> {
-    M::from_arg_matches(matches).map_err(|e| complaint(&e))
+    M::from_arg_matches(matches).map_err(|e| Error::input(one_line(&e)))
 }
 
-/// What clap complains about as one line, without the usage it appends.
-fn complaint(error: &clap::Error) -> Error {
-    let text = error.to_string();
+/// What clap complains about, without the usage it appends.
+pub fn one_line(complaint: &clap::Error) -> String {
+    let text = complaint.to_string();
     let said: Vec<&str> = text.lines().map(str::trim).take_while(|l| !l.starts_with("Usage:")).filter(|l| !l.is_empty()).collect();
-    Error::input(said.join(" ").trim_start_matches("error: "))
+    said.join(" ").trim_start_matches("error: ").to_string()
 }
 
 /// The shipped protocol of this kind as it ships; none for a kind that no measurement follows.
@@ -121,8 +121,7 @@ pub fn check_line(line: &str) -> Result<()> {
         name: name.to_string(),
         known: known(),
     })?;
-    // Without this the help text of a line that asks for it would count as a complaint.
-    let command = measure.command().no_binary_name(false).disable_help_flag(true);
-    let matches = command.try_get_matches_from(line.split_whitespace()).map_err(|e| complaint(&e))?;
+    // The first word stands where a program's name does.
+    let matches = measure.command().try_get_matches_from(line.split_whitespace()).map_err(|e| Error::input(one_line(&e)))?;
     (measure.check)(&matches)
 }
