@@ -367,7 +367,11 @@ fn rows_of_the_first_release_are_read_and_their_files_stay_rectangular() {
     let old = record::read(folder.path()).unwrap().remove(0);
     assert_eq!((old.schema, old.id.as_str(), old.subject.as_str(), old.value), (0, "", "full-l_mcl/peer-0", 6.40625));
     // What it followed is what ships today, so that it is grouped with new rows.
-    let lbfgs = measures::shipped("lbfgs").unwrap();
+    assert_eq!(measures::changed_keys(&old.options), [""; 0]);
+    let mut other = old.options.clone();
+    (other["seeds"], other["holdout"]) = (serde_json::json!([2, 3]), serde_json::json!(0.2));
+    assert_eq!(measures::changed_keys(&other), ["holdout=0.2"], "other seeds are measured alike");
+    let lbfgs = measures::shipped("lbfgs").unwrap().protocol();
     assert_eq!((lbfgs.hash(), lbfgs.json()), (old.protocol_hash.clone(), old.options.clone()));
 
     let new = Record { command: "knn".into(), variant: "k=1".into(), id: "run-1/knn".into(), argv: "a, b".into(), ..Default::default() };
@@ -413,6 +417,7 @@ fn a_line_of_a_plan_is_refused_as_the_command_would() {
         ("linear-probe --dataset stl10 --set epochs=0", "epochs = [64,0]; accepted: 1 or more"),
         ("linear-probe --dataset stl10 --protocol sweep --set lrs=[2.0,1.0]", "in rising order"),
         ("linear-probe --dataset stl10 --protocol lbfgs --set cs=[0.0]", "cs = [0.0]; accepted: numbers above 0"),
+        ("few-shot --fractions 0.5 --recipe r.toml", "--fractions trains runs of its own"),
         ("few-shot --dataset stl10 --tries 0", "tries = 0; accepted: 1 or more"),
         ("tsne --engine fast", "fast"),
         ("compare a,b c", "2 on the left, 1 on the right"),

@@ -9,9 +9,9 @@ pub mod selftest;
 
 use clap::{ArgMatches, FromArgMatches, Subcommand};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::eval::Common;
-use crate::eval::measures::{MEASURES, Measure};
+use crate::eval::measures::{MEASURES, Measure, Measurement, few_shot, one_line};
 use crate::report::{Cell, Table};
 use crate::{experiment as evidence, export};
 
@@ -32,9 +32,9 @@ pub enum EvalCommand {
     /// A whole experiment.
     #[command(about = evidence::ABOUT)]
     Evidence(evidence::Args),
-    /// Checks of the installation against known numbers.
+    /// Check that this build computes the objective, its gradients and the hypergradient right
     Selftest(selftest::SelftestArgs),
-    /// Features of any images.
+    /// Features, logits and stage maps of images
     Embed(embed::EmbedArgs),
     /// List, check or fetch datasets
     #[command(subcommand)]
@@ -49,7 +49,7 @@ impl EvalCommand {
     pub fn run(&self, common: &Common) -> Result<()> {
         match self {
             EvalCommand::Doctor => doctor::run(common),
-            EvalCommand::Measure(command) => command.measure.run(&command.arguments, common),
+            EvalCommand::Measure(command) => command.run(common),
             EvalCommand::Export(args) => export::run(args, common),
             EvalCommand::Report(args) => report::run(args, common),
             EvalCommand::Evidence(args) => evidence::run(args, common),
@@ -69,6 +69,19 @@ impl EvalCommand {
 pub struct MeasureCommand {
     measure: &'static Measure,
     arguments: ArgMatches,
+}
+
+impl MeasureCommand {
+    fn run(&self, common: &Common) -> Result<()> {
+        // The paper's few-shot trains the runs that it measures.
+        if self.measure.name == few_shot::Args::NAME {
+            let args = few_shot::Args::from_arg_matches(&self.arguments).map_err(|e| Error::input(one_line(&e)))?;
+            if !args.fractions.is_empty() {
+                return few_shot::fractions(&args, common);
+            }
+        }
+        self.measure.run(&self.arguments, common)
+    }
 }
 
 impl FromArgMatches for MeasureCommand {

@@ -18,6 +18,8 @@ pub struct Shipped {
     pub name: &'static str,
     /// The TOML, header included.
     pub text: &'static str,
+    /// Keys that only say how many rows are made: rows of other values of theirs are measured alike.
+    pub repeats: &'static [&'static str],
 }
 
 impl Shipped {
@@ -59,9 +61,7 @@ impl HowArgs {
     /// The protocol asked for, else the one called `default`, with what these flags change.
     pub(crate) fn protocol(&self, shipped: &[Shipped], default: &str) -> Result<Protocol> {
         let mut protocol = Protocol::read(self.protocol.as_deref().unwrap_or(default), shipped)?;
-        for set in &self.sets {
-            protocol.change(set).map_err(|e| Error::input(format!("--set {set}: {e}")))?;
-        }
+        apply_sets(&mut protocol, &self.sets)?;
         if let Some(side) = self.image_size {
             protocol.set("image_size", side);
         }
@@ -164,6 +164,11 @@ impl Protocol {
     pub fn hash(&self) -> String {
         files::sha256(self.json().to_string().as_bytes())[..16].to_string()
     }
+}
+
+/// What `--set KEY=VALUE` on a command line changes; a refusal names the flag.
+pub(crate) fn apply_sets(protocol: &mut Protocol, sets: &[String]) -> Result<()> {
+    sets.iter().try_for_each(|set| protocol.change(set).map_err(|e| Error::input(format!("--set {set}: {e}"))))
 }
 
 /// Refuses values that parse but make no sense: `require(epochs > 0, "epochs", epochs, "1 or more")`.

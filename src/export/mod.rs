@@ -10,17 +10,18 @@ use serde::Deserialize;
 use tch::Device;
 
 use crate::commands::list;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::eval::Common;
 use crate::eval::network::{NetworkArgs, PeerChoice, TrainedNetwork};
-use crate::eval::protocol::{Protocol, Shipped, require};
+use crate::eval::protocol::{Protocol, Shipped, apply_sets, require};
 use crate::registry;
 use format::{TARGETS, Target};
 
 pub const ABOUT: &str = "Export backbones for torchvision, MMDetection, Detectron2, TorchScript, safetensors, with a proof beside each";
 
 /// The protocols an export can follow.
-pub const PROTOCOLS: &[Shipped] = &[Shipped { name: "export-coco", text: include_str!("../../protocols/eval/export-coco.toml") }];
+pub const PROTOCOLS: &[Shipped] =
+    &[Shipped { name: "export-coco", text: include_str!("../../protocols/eval/export-coco.toml"), repeats: &[] }];
 
 #[derive(Debug, Clone, ClapArgs)]
 pub struct Args {
@@ -52,9 +53,7 @@ struct Options {
 
 pub fn run(args: &Args, common: &Common) -> Result<()> {
     let mut protocol = Protocol::read(&args.protocol, PROTOCOLS)?;
-    for set in &args.sets {
-        protocol.change(set).map_err(|e| Error::input(format!("--set {set}: {e}")))?;
-    }
+    apply_sets(&mut protocol, &args.sets)?;
     let options: Options = protocol.options()?;
     require(options.tolerance > 0.0, "tolerance", options.tolerance, "more than 0")?;
     let names = if args.to.is_empty() { &options.targets } else { &args.to };

@@ -33,7 +33,7 @@ use crate::{files, rng};
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    networks: NetworkArgs,
+    pub(crate) networks: NetworkArgs,
     /// The dataset the few images are drawn from (needed with --shots)
     #[arg(long)]
     dataset: Option<String>,
@@ -45,15 +45,15 @@ pub struct Args {
     tries: Option<i64>,
     /// The paper's few-shot: pre-train on these parts of the training set, e.g. 0.25,0.5,0.75,1; runs go to --out [runs/few-shot]
     #[arg(long, value_delimiter = ',', requires = "recipe", conflicts_with_all = ["shots", "tries", "runs", "weights"])]
-    fractions: Vec<f64>,
+    pub(crate) fractions: Vec<f64>,
     /// The recipe --fractions trains, e.g. protocols/pretrain/cifar100-wrn_40_2.toml; --set changes its keys, e.g. train.epochs=3
     #[arg(long, requires = "fractions")]
-    recipe: Option<PathBuf>,
+    pub(crate) recipe: Option<PathBuf>,
     /// The methods --fractions compares [default: the recipe's]
     #[arg(long, value_delimiter = ',', requires = "fractions")]
-    methods: Vec<String>,
+    pub(crate) methods: Vec<String>,
     #[command(flatten)]
-    how: HowArgs,
+    pub(crate) how: HowArgs,
 }
 
 /// The keys of the protocol.
@@ -99,11 +99,12 @@ impl Args {
 impl Measurement for Args {
     const NAME: &'static str = "few-shot";
     const ABOUT: &'static str = "Measure with few labelled images a class, or pre-train on parts of a training set";
-    const PROTOCOLS: &'static [Shipped] = &[Shipped { name: "few-shot", text: include_str!("../../../protocols/eval/few-shot.toml") }];
+    const PROTOCOLS: &'static [Shipped] =
+        &[Shipped { name: "few-shot", text: include_str!("../../../protocols/eval/few-shot.toml"), repeats: &["shots"] }];
 
     fn check(&self) -> Result<()> {
         if !self.fractions.is_empty() {
-            return Ok(());
+            return Err(Error::input("--fractions trains runs of its own, and measures none that is there"));
         }
         self.networks.check()?;
         data::find(self.dataset()?)?;
@@ -111,7 +112,7 @@ impl Measurement for Args {
     }
 
     fn run(&self, common: &Common) -> Result<()> {
-        if self.fractions.is_empty() { shots(self, common) } else { fractions(self, common) }
+        shots(self, common)
     }
 }
 
@@ -210,7 +211,7 @@ fn shots(args: &Args, common: &Common) -> Result<()> {
 }
 
 /// Pre-trains every method on every part, then tests the networks on the whole test split. Finished runs are not trained again.
-fn fractions(args: &Args, common: &Common) -> Result<()> {
+pub(crate) fn fractions(args: &Args, common: &Common) -> Result<()> {
     let recipe_path = args.recipe.as_deref().expect("clap asks for it");
     if let Some(bad) = args.fractions.iter().find(|f| !(**f > 0.0 && **f <= 1.0)) {
         return Err(Error::input(format!("--fractions {bad}: accepted: above 0, up to 1")));

@@ -85,7 +85,8 @@ impl Args {
 impl Measurement for Args {
     const NAME: &'static str = "knn";
     const ABOUT: &'static str = "Classify by nearest neighbours in frozen features";
-    const PROTOCOLS: &'static [Shipped] = &[Shipped { name: "knn", text: include_str!("../../../protocols/eval/knn.toml") }];
+    const PROTOCOLS: &'static [Shipped] =
+        &[Shipped { name: "knn", text: include_str!("../../../protocols/eval/knn.toml"), repeats: &["ks"] }];
 
     fn check(&self) -> Result<()> {
         self.networks.check()?;

@@ -10,9 +10,10 @@ pub mod linear_probe;
 pub mod tsne;
 
 use clap::{ArgMatches, Command};
+use serde_json::Value;
 
 use super::Common;
-use super::protocol::{Protocol, Shipped};
+use super::protocol::Shipped;
 use crate::error::{Error, Result};
 
 /// Every measurement.
@@ -104,9 +105,22 @@ pub fn one_line(complaint: &clap::Error) -> String {
     said.join(" ").trim_start_matches("error: ").to_string()
 }
 
-/// The shipped protocol of this kind as it ships; none for a kind that no measurement follows.
-pub fn shipped(kind: &str) -> Option<Protocol> {
-    MEASURES.iter().flat_map(|m| m.protocols).find(|p| p.name == kind).map(Shipped::protocol)
+/// The shipped protocol of this kind; none for a kind that no measurement follows.
+pub fn shipped(kind: &str) -> Option<&'static Shipped> {
+    MEASURES.iter().flat_map(|m| m.protocols).find(|p| p.name == kind)
+}
+
+/// What the options of a row changed of the protocol that ships under their kind, as `key=value`; keys that only say how many rows are
+/// made do not count.
+pub fn changed_keys(options: &Value) -> Vec<String> {
+    let Some(shipped) = options["kind"].as_str().and_then(shipped) else { return vec![] };
+    let ships = shipped.protocol().json();
+    let counts = |key: &str| key != "kind" && !shipped.repeats.contains(&key);
+    let changed = |(key, value): (&String, &Value)| {
+        let changed = counts(key) && ships.get(key).is_some_and(|ships| ships != value);
+        changed.then(|| format!("{key}={value}"))
+    };
+    options.as_object().into_iter().flatten().filter_map(changed).collect()
 }
 
 /// Refuses a line of a plan (`linear-probe --dataset stl10 --protocol lbfgs`, without `--run`) that `mcl-eval` would refuse: an unknown

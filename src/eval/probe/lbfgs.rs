@@ -12,7 +12,8 @@ use crate::eval::features::Features;
 use crate::eval::protocol::{Shipped, require};
 use crate::eval::score::Score;
 
-pub(super) const SHIPPED: Shipped = Shipped { name: "lbfgs", text: include_str!("../../../protocols/eval/lbfgs.toml") };
+pub(super) const SHIPPED: Shipped =
+    Shipped { name: "lbfgs", text: include_str!("../../../protocols/eval/lbfgs.toml"), repeats: &["seeds"] };
 
 /// The keys of the protocol.
 #[derive(Debug, Deserialize)]

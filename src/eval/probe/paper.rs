@@ -14,7 +14,8 @@ use crate::eval::network::TrainedNetwork;
 use crate::eval::protocol::{Shipped, require};
 use crate::eval::score::Score;
 
-pub(super) const SHIPPED: Shipped = Shipped { name: "paper", text: include_str!("../../../protocols/eval/linear-probe.toml") };
+pub(super) const SHIPPED: Shipped =
+    Shipped { name: "paper", text: include_str!("../../../protocols/eval/linear-probe.toml"), repeats: &["seeds"] };
 
 /// The keys of the protocol.
 #[derive(Debug, Deserialize)]

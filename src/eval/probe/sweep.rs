@@ -14,7 +14,8 @@ use crate::eval::protocol::{Shipped, require};
 use crate::eval::score::Score;
 use crate::system::device;
 
-pub(super) const SHIPPED: Shipped = Shipped { name: "sweep", text: include_str!("../../../protocols/eval/sweep.toml") };
+pub(super) const SHIPPED: Shipped =
+    Shipped { name: "sweep", text: include_str!("../../../protocols/eval/sweep.toml"), repeats: &["seeds"] };
 
 /// The keys of the protocol.
 #[derive(Debug, Deserialize)]

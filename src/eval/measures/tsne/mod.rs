@@ -198,7 +198,8 @@ impl Args {
 impl Measurement for Args {
     const NAME: &'static str = "tsne";
     const ABOUT: &'static str = "Map features to the plane, several networks side by side";
-    const PROTOCOLS: &'static [Shipped] = &[Shipped { name: "tsne", text: include_str!("../../../../protocols/eval/tsne.toml") }];
+    const PROTOCOLS: &'static [Shipped] =
+        &[Shipped { name: "tsne", text: include_str!("../../../../protocols/eval/tsne.toml"), repeats: &[] }];
 
     fn check(&self) -> Result<()> {
         self.networks.check()?;
