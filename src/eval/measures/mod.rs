@@ -2,6 +2,7 @@
 //! checks of a plan's lines. A measurement uses what stands in `eval`, never another measurement.
 
 pub mod accuracy;
+pub mod centroid;
 pub mod cohort;
 pub mod compare;
 pub mod few_shot;
@@ -21,6 +22,7 @@ pub const MEASURES: &[Measure] = &[
     Measure::of::<accuracy::Args>(),
     Measure::of::<linear_probe::Args>(),
     Measure::of::<knn::Args>(),
+    Measure::of::<centroid::Args>(),
     Measure::of::<few_shot::Args>(),
     Measure::of::<tsne::Args>(),
     Measure::of::<cohort::Args>(),
