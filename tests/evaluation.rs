@@ -398,6 +398,7 @@ fn a_line_of_a_plan_is_refused_as_the_command_would() {
         "linear-probe --dataset stl10 --protocol lbfgs --seeds 1,2",
         "linear-probe --dataset synthetic --set epochs=3",
         "knn --dataset cifar100 --k 1,20 --peer all",
+        "centroid --dataset cifar100 --set distances=[\"cosine\"]",
         "few-shot --dataset stl10 --shots 1,5 --tries 3",
         "tsne --peer 0 --dataset stl10 --set samples=1500",
         "cohort",
@@ -417,6 +418,7 @@ fn a_line_of_a_plan_is_refused_as_the_command_would() {
         ("linear-probe --dataset stl10 --set epochs=0", "epochs = [64,0]; accepted: 1 or more"),
         ("linear-probe --dataset stl10 --protocol sweep --set lrs=[2.0,1.0]", "in rising order"),
         ("linear-probe --dataset stl10 --protocol lbfgs --set cs=[0.0]", "cs = [0.0]; accepted: numbers above 0"),
+        ("centroid --dataset stl10 --set distances=[]", "distances = []; accepted: cosine, euclidean or both"),
         ("few-shot --fractions 0.5 --recipe r.toml", "--fractions trains runs of its own"),
         ("few-shot --dataset stl10 --tries 0", "tries = 0; accepted: 1 or more"),
         ("tsne --engine fast", "fast"),
@@ -488,6 +490,10 @@ fn every_command_runs_and_the_report_needs_nothing_from_outside() {
     run_folder(root.path(), "two", 5);
     let evaluate = |args: &[&str]| done(eval(root.path(), args));
     evaluate(&["accuracy", "--run", "runs/one"]);
+    evaluate(&["centroid", "--run", "runs/one", "--dataset", "synthetic"]);
+    let variants =
+        |command: &str| record::read(&run).unwrap().into_iter().filter(|r| r.command == command).map(|r| r.variant).collect::<Vec<_>>();
+    assert_eq!(variants("centroid"), ["cosine", "euclidean", "cosine", "euclidean"]);
     evaluate(&["few-shot", "--run", "runs/one", "--dataset", "synthetic", "--shots", "1,2", "--tries", "2"]);
     evaluate(&[
         "tsne",

@@ -2,6 +2,7 @@
 //! data by the same formulas.
 
 use mcl::eval::features::Features;
+use mcl::eval::measures::centroid::{self, Distance};
 use mcl::eval::measures::knn;
 use mcl::eval::measures::tsne::map;
 use mcl::eval::probe::heads::Heads;
@@ -83,6 +84,28 @@ fn neighbours_vote_as_in_scikit_learn() {
         let predicted = Vec::<i64>::try_from(scores.argmax(1, false)).unwrap();
         assert_eq!(predicted.iter().map(|c| c.to_string()).collect::<String>(), expected);
     }
+}
+
+/// By hand: the means are (1, 0) and (0, 6), the third class has no training row, and the point (1, 3) is nearer to the first by distance
+/// (9 against 10, squared) and to the second by angle (cosines 1 and 3 over the root of 10).
+#[test]
+fn the_nearest_class_mean_is_the_one_found_by_hand() {
+    let train = Features { x: matrix(&[0.0, 0.0, 0.0, 4.0, 2.0, 0.0, 0.0, 8.0], 2).to_kind(Kind::Float), y: vec![0, 1, 0, 1] };
+    let test = Features { x: matrix(&[1.0, 3.0, -2.0, 0.5], 2).to_kind(Kind::Float), y: vec![0, 1] };
+    let row = |scores: &Tensor, i: i64| Vec::<f64>::try_from(scores.select(0, i)).unwrap();
+    let euclidean = centroid::scores(&train, &test, Distance::Euclidean, 3);
+    // (|x|^2 - |x - m|^2) / 2 with |x|^2 = 10 and 4.25.
+    assert_eq!(row(&euclidean, 0), [(10.0 - 9.0) / 2.0, (10.0 - 10.0) / 2.0, f64::NEG_INFINITY]);
+    assert_eq!(row(&euclidean, 1), [(4.25 - 9.25) / 2.0, (4.25 - 34.25) / 2.0, f64::NEG_INFINITY]);
+    let cosine = centroid::scores(&train, &test, Distance::Cosine, 3);
+    for (i, expected) in [(0, [1.0 / 10f64.sqrt(), 3.0 / 10f64.sqrt()]), (1, [-2.0 / 4.25f64.sqrt(), 0.5 / 4.25f64.sqrt()])] {
+        for (got, expected) in row(&cosine, i).iter().zip(expected) {
+            close(*got, expected, 1e-12, "cosine");
+        }
+        assert_eq!(row(&cosine, i)[2], f64::NEG_INFINITY);
+    }
+    let chosen = |scores: &Tensor| Vec::<i64>::try_from(scores.argmax(1, false)).unwrap();
+    assert_eq!((chosen(&euclidean), chosen(&cosine)), (vec![0, 0], vec![1, 1]));
 }
 
 #[test]
