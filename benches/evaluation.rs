@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use mcl::data::{self, Loader, Sampling, Transform, sampler};
-use mcl::eval::embedding;
+use mcl::eval::measures::tsne::map;
 use mcl::eval::measures::tsne::{self, Engine, Tsne};
 use mcl::eval::probe::heads::Heads;
 use mcl::eval::probe::logreg::{self, Options};
@@ -82,7 +82,7 @@ fn main() {
         );
     }
     let x = x.narrow(0, 0, 5000);
-    let start = embedding::pca_start(&x);
+    let start = map::pca_start(&x);
     let p = Tsne {
         image_size: 0,
         samples: 5000,
@@ -99,8 +99,8 @@ fn main() {
     let seconds = began.elapsed().as_secs_f64();
     println!(
         "tsne_s {seconds:.3} (KL {:.4}, {:.1} % of 15 neighbours kept)",
-        embedding::kl(&x, &map, 30.0).expect("a divergence"),
-        100.0 * embedding::neighbours_kept(&x, &map, 15)
+        map::kl(&x, &map, 30.0).expect("a divergence"),
+        100.0 * map::neighbours_kept(&x, &map, 15)
     );
     if let Some(folder) = &folder {
         let flat: Vec<f64> = map.into_iter().flatten().collect();

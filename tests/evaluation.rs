@@ -7,10 +7,10 @@ use std::process::{Command, Output};
 
 use mcl::eval::Common;
 use mcl::eval::features::Features;
-use mcl::eval::measures::few_shot;
-use mcl::eval::measures::linear_probe::{self, Lbfgs, Sweep};
-use mcl::eval::network::{PeerChoice, SubjectArgs};
-use mcl::eval::protocol::{Protocol, SHIPPED};
+use mcl::eval::measures::{self, MEASURES, few_shot};
+use mcl::eval::network::{NetworkArgs, PeerChoice};
+use mcl::eval::probe::{self, lbfgs::Lbfgs, sweep::Sweep};
+use mcl::eval::protocol::Protocol;
 use mcl::eval::record::{self, Record};
 use mcl::extractor::Extractor;
 use mcl::nets::layers::Pass;
@@ -78,7 +78,7 @@ fn common() -> Common {
 fn a_changed_backbone_is_an_error() {
     let root = tempfile::tempdir().unwrap();
     let run = run_folder(root.path(), "one", 1);
-    let subjects = SubjectArgs { runs: vec![run], ..Default::default() }.open(&common(), PeerChoice::Best).unwrap();
+    let subjects = NetworkArgs { runs: vec![run], ..Default::default() }.open(&common(), PeerChoice::Best).unwrap();
     assert_eq!(subjects.len(), 2, "without a chosen network all are measured");
     subjects[0].check_unchanged().unwrap();
     // What a probe with BatchNorm in training mode would do.
@@ -119,20 +119,22 @@ fn features(count: usize, shift: f64) -> Features {
 
 #[test]
 fn no_test_image_chooses_anything() {
-    let protocol: Lbfgs = Protocol::read("lbfgs", &["lbfgs"], &[]).unwrap().options().unwrap();
+    let protocol: Lbfgs = Protocol::read("lbfgs", probe::PROTOCOLS).unwrap().options().unwrap();
     let train = features(120, 0.0);
-    let honest = linear_probe::lbfgs(&protocol, &train, &features(60, 7.0), 3, 1).unwrap();
+    let honest = protocol.probe(&train, &features(60, 7.0), 3, 1).unwrap();
     // A test split whose labels are all wrong: whoever peeked would choose something else.
     let mut lying = features(60, 7.0);
     lying.y.iter_mut().for_each(|y| *y = (*y + 1) % 3);
-    let lied = linear_probe::lbfgs(&protocol, &train, &lying, 3, 1).unwrap();
+    let lied = protocol.probe(&train, &lying, 3, 1).unwrap();
     assert_eq!(honest.chosen, lied.chosen);
     assert_eq!(honest.score.predicted, lied.score.predicted);
     assert!(honest.score.top1() > 80.0 && lied.score.top1() < 20.0, "{} {}", honest.score.top1(), lied.score.top1());
 
-    let protocol: Sweep = Protocol::read("sweep", &["sweep"], &["epochs=10".into()]).unwrap().options().unwrap();
-    let honest = linear_probe::sweep(&protocol, &train, &features(60, 7.0), 3, 1, &common()).unwrap();
-    let lied = linear_probe::sweep(&protocol, &train, &lying, 3, 1, &common()).unwrap();
+    let mut protocol = Protocol::read("sweep", probe::PROTOCOLS).unwrap();
+    protocol.change("epochs=10").unwrap();
+    let protocol: Sweep = protocol.options().unwrap();
+    let honest = protocol.probe(&train, &features(60, 7.0), 3, 1, &common()).unwrap();
+    let lied = protocol.probe(&train, &lying, 3, 1, &common()).unwrap();
     assert_eq!(honest.chosen, lied.chosen);
     assert_eq!(honest.score.predicted, lied.score.predicted);
     assert!(honest.score.top1() > 80.0 && lied.score.top1() < 20.0, "{} {}", honest.score.top1(), lied.score.top1());
@@ -332,22 +334,153 @@ fn wrong_input_gets_one_line_and_exit_code_2() {
 
 #[test]
 fn every_shipped_protocol_is_followed_and_takes_only_its_own_keys() {
-    for (name, _) in SHIPPED {
-        let protocol = Protocol::read(name, &[name], &[]).unwrap();
-        assert_eq!(protocol.kind, *name);
-        let key = if *name == "export-coco" { "tolerance=1e-4" } else { "image_size=48" };
-        let changed = Protocol::read(name, &[name], &[key.into()]).unwrap();
+    let all = MEASURES.iter().map(|m| m.protocols).chain([mcl::export::PROTOCOLS]);
+    for (shipped, name) in all.flat_map(|ps| ps.iter().map(move |p| (ps, p.name))) {
+        let protocol = Protocol::read(name, shipped).unwrap();
+        assert_eq!(protocol.kind(), name);
+        assert!(
+            protocol.json()["kind"] == name && shipped.iter().any(|p| p.name == name && p.text.contains(&format!("\nkind = \"{name}\"")))
+        );
+        let key = if name == "export-coco" { "tolerance=1e-4" } else { "image_size=48" };
+        let mut changed = protocol.clone();
+        changed.change(key).unwrap();
         assert_ne!(protocol.hash(), changed.hash(), "{name}");
-        assert!(Protocol::read(name, &[name], &["no_such_key=1".into()]).is_err());
+        assert!(changed.change("no_such_key=1").is_err());
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mine.toml");
     fs::write(&path, "kind = \"lbfgs\"\ncs = [1.0]\n").unwrap();
-    let mine = Protocol::read(path.to_str().unwrap(), &["paper", "sweep", "lbfgs"], &[]).unwrap();
-    assert_eq!(
-        (mine.kind.as_str(), mine.json()["cs"].to_string().as_str(), mine.json()["holdout"].as_f64()),
-        ("lbfgs", "[1.0]", Some(0.1))
-    );
+    let mine = Protocol::read(path.to_str().unwrap(), probe::PROTOCOLS).unwrap();
+    assert_eq!((mine.kind(), mine.json()["cs"].to_string().as_str(), mine.json()["holdout"].as_f64()), ("lbfgs", "[1.0]", Some(0.1)));
+}
+
+/// As the first release wrote it: no schema, no id.
+const OLD_ROW: &str = r#"{"time":"2026-11-17T19:57:48.632675816+00:00","command":"linear-probe","variant":"","protocol":"lbfgs","protocol_hash":"a140df02a53a08d8","dataset":"synthetic","metric":"top1","value":6.40625,"ci_low":4.53125,"ci_high":8.285156249999979,"top5":33.90625,"seed":1,"n_train":1920,"n_test":640,"split_hash":"1620c9464ae547bf","subject":"full-l_mcl/peer-0","run":"full-l_mcl","method":"l_mcl","arch":"resnet8","peer":0,"pretrained_on":"synthetic","epoch":2,"weights":"networks/peer-0.safetensors","weights_hash":"6822a0eb940bb6f6","recipe_hash":"923f94ff215f63fb","image_size":16,"mean":[0.5,0.5,0.5],"std":[0.25,0.25,0.25],"device":"Cpu","threads":1,"seconds":0.201238603,"version":"0.1.0","commit":"a6a117d9249d","argv":"mcl-eval linear-probe","warnings":["at chance level: 6.41 % of 16 classes"],"options":{"cs":[0.0001,0.001,0.01,0.1,1.0,10.0,100.0,1000.0,10000.0],"engine":"own","holdout":0.1,"image_size":0,"max_iterations":1000,"precision":"f32","seeds":[1],"tolerance":0.00001,"kind":"lbfgs"},"detail":{"classes":["a","b"]}}"#;
+const OLD_HEADER: &str = "time,command,variant,protocol,protocol_hash,dataset,metric,value,ci_low,ci_high,top5,seed,n_train,n_test,split_hash,subject,run,method,arch,peer,pretrained_on,epoch,weights,weights_hash,recipe_hash,image_size,mean,std,device,threads,seconds,version,commit,argv";
+
+#[test]
+fn rows_of_the_first_release_are_read_and_their_files_stay_rectangular() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("results.jsonl"), format!("{OLD_ROW}\n")).unwrap();
+    let cells = OLD_HEADER.split(',').map(|column| format!("old {column}")).collect::<Vec<_>>().join(",");
+    fs::write(folder.path().join("results.csv"), format!("{OLD_HEADER}\n{cells}\n")).unwrap();
+    let old = record::read(folder.path()).unwrap().remove(0);
+    assert_eq!((old.schema, old.id.as_str(), old.subject.as_str(), old.value), (0, "", "full-l_mcl/peer-0", 6.40625));
+    // What it followed is what ships today, so that it is grouped with new rows.
+    assert_eq!(measures::changed_keys(&old.options), [""; 0]);
+    let mut other = old.options.clone();
+    (other["seeds"], other["holdout"]) = (serde_json::json!([2, 3]), serde_json::json!(0.2));
+    assert_eq!(measures::changed_keys(&other), ["holdout=0.2"], "other seeds are measured alike");
+    let lbfgs = measures::shipped("lbfgs").unwrap().protocol();
+    assert_eq!((lbfgs.hash(), lbfgs.json()), (old.protocol_hash.clone(), old.options.clone()));
+
+    let new = Record { command: "knn".into(), variant: "k=1".into(), id: "run-1/knn".into(), argv: "a, b".into(), ..Default::default() };
+    record::append(folder.path(), std::slice::from_ref(&new)).unwrap();
+    let rows = record::read(folder.path()).unwrap();
+    assert_eq!(rows.iter().map(|r| (r.schema, r.id.as_str())).collect::<Vec<_>>(), [(0, ""), (record::SCHEMA, "run-1/knn")]);
+    let mut csv = csv::Reader::from_path(folder.path().join("results.csv")).unwrap();
+    assert_eq!(csv.headers().unwrap(), &csv::StringRecord::from(OLD_HEADER.split(',').collect::<Vec<_>>()));
+    let rows: Vec<csv::StringRecord> = csv.records().map(Result::unwrap).collect();
+    assert_eq!((rows.len(), &rows[1][1], &rows[1][2], &rows[1][33]), (2, "knn", "k=1", "a, b"));
+
+    // A new file has the column.
+    let folder = tempfile::tempdir().unwrap();
+    record::append(folder.path(), &[new]).unwrap();
+    let mut csv = csv::Reader::from_path(folder.path().join("results.csv")).unwrap();
+    let at = csv.headers().unwrap().iter().position(|c| c == "id").unwrap();
+    assert_eq!(&csv.records().next().unwrap().unwrap()[at], "run-1/knn");
+}
+
+#[test]
+fn a_line_of_a_plan_is_refused_as_the_command_would() {
+    for line in [
+        "accuracy",
+        "linear-probe --dataset stl10 --protocol lbfgs --seeds 1,2",
+        "linear-probe --dataset synthetic --set epochs=3",
+        "knn --dataset cifar100 --k 1,20 --peer all",
+        "centroid --dataset cifar100 --set distances=[\"cosine\"]",
+        "few-shot --dataset stl10 --shots 1,5 --tries 3",
+        "tsne --peer 0 --dataset stl10 --set samples=1500",
+        "cohort",
+        "compare a b --dataset stl10 --protocol sweep",
+    ] {
+        measures::check_line(line).unwrap_or_else(|e| panic!("{line}: {e}"));
+    }
+    for (line, expected) in [
+        ("", "names no measurement; known: accuracy, "),
+        ("nn --dataset stl10", "unknown measurement `nn`; known: accuracy, "),
+        ("knn", "--dataset"),
+        ("knn --dataset stl11", "unknown dataset `stl11`"),
+        ("knn --dataset stl10 --k 0", "ks = [0]; accepted: numbers from 1"),
+        ("knn --dataset stl10 --datset x", "unexpected argument '--datset'"),
+        ("knn --dataset stl10 --protocol paper", "unknown protocol `paper`; known: knn"),
+        ("knn --dataset stl10 --weights w.pth --arch resnet9", "unknown architecture `resnet9`"),
+        ("linear-probe --dataset stl10 --set epochs=0", "epochs = [64,0]; accepted: 1 or more"),
+        ("linear-probe --dataset stl10 --protocol sweep --set lrs=[2.0,1.0]", "in rising order"),
+        ("linear-probe --dataset stl10 --protocol lbfgs --set cs=[0.0]", "cs = [0.0]; accepted: numbers above 0"),
+        ("centroid --dataset stl10 --set distances=[]", "distances = []; accepted: cosine, euclidean or both"),
+        ("few-shot --fractions 0.5 --recipe r.toml", "--fractions trains runs of its own"),
+        ("few-shot --dataset stl10 --tries 0", "tries = 0; accepted: 1 or more"),
+        ("tsne --engine fast", "fast"),
+        ("compare a,b c", "2 on the left, 1 on the right"),
+    ] {
+        let message = measures::check_line(line).expect_err(line).to_string();
+        assert!(message.contains(expected) && !message.contains('\n'), "{line}: {message}");
+    }
+}
+
+#[test]
+fn the_lists_and_help_texts_follow_the_registry() {
+    let root = tempfile::tempdir().unwrap();
+    let listed = String::from_utf8(done(eval(root.path(), &["list", "measures"])).stdout).unwrap();
+    let protocols = String::from_utf8(done(eval(root.path(), &["list", "protocols"])).stdout).unwrap();
+    for measure in MEASURES {
+        let line = listed.lines().find(|l| l.split_whitespace().next() == Some(measure.name)).expect(measure.name);
+        assert!(line.contains(measure.about), "{line}");
+        let help = String::from_utf8(done(eval(root.path(), &[measure.name, "--help"])).stdout).unwrap();
+        for protocol in measure.protocols {
+            assert!(line.contains(protocol.name) && protocols.contains(protocol.name) && help.contains(protocol.name), "{}", protocol.name);
+        }
+    }
+}
+
+#[test]
+fn networks_given_by_file_have_the_same_flags_everywhere() {
+    let root = tempfile::tempdir().unwrap();
+    let run = run_folder(root.path(), "one", 1);
+    let mut tensors = weights::read(&run.join("networks/peer-0.safetensors")).unwrap().tensors;
+    tensors.iter_mut().for_each(|(name, _)| *name = format!("encoder.{name}"));
+    weights::save_pth(&root.path().join("w.pth"), &tensors).unwrap();
+    fs::create_dir_all(root.path().join("pictures")).unwrap();
+    image::RgbImage::from_pixel(32, 32, image::Rgb([9, 99, 199])).save(root.path().join("pictures/a.png")).unwrap();
+    let file = ["--weights", "w.pth", "--arch", "resnet8", "--strip", "encoder."];
+    let commands = [
+        vec!["knn", "--dataset", "synthetic", "--k", "1"],
+        vec!["embed", "--images", "pictures", "--out", "features.safetensors"],
+        vec!["export", "--to", "safetensors", "--out", "exported"],
+    ];
+    for command in &commands {
+        let with = |extra: &[&str]| eval(root.path(), &[command, &file[..], extra].concat());
+        let output = with(&[]);
+        assert_eq!(output.status.code(), Some(2), "{command:?}");
+        assert!(stderr(&output).contains("normalised with; add --normalisation imagenet"), "{command:?}: {}", stderr(&output));
+        for (std, shown) in [("0.2,0,0.2", "0"), ("0.2,nan,0.2", "NaN"), ("0.2,-1,0.2", "-1")] {
+            let output = with(&["--mean", "0.5,0.5,0.5", "--std", std]);
+            assert_eq!(output.status.code(), Some(2), "{command:?} {std}: {}", stderr(&output));
+            let message = format!("channel standard deviation {shown}; accepted: finite numbers above 0");
+            assert!(stderr(&output).contains(&message), "{command:?} {std}: {}", stderr(&output));
+        }
+        done(with(&["--normalisation", "imagenet"]));
+        done(with(&["--mean", "-0.1,0.5,0.5", "--std", "0.2,0.2,0.2"]));
+    }
+    // A part of a network is measured only where that is asked for, and said.
+    tensors.retain(|(name, _)| !name.starts_with("encoder.conv1"));
+    weights::save_pth(&root.path().join("w.pth"), &tensors).unwrap();
+    for command in &commands {
+        let with = |extra: &[&str]| eval(root.path(), &[command, &file[..], &["--normalisation", "none"], extra].concat());
+        assert!(stderr(&with(&[])).contains("does not fit resnet8"), "{command:?}");
+        assert!(stderr(&done(with(&["--allow-partial"]))).contains("missing 1 (conv1.weight)"), "{command:?}");
+    }
 }
 
 #[test]
@@ -357,6 +490,10 @@ fn every_command_runs_and_the_report_needs_nothing_from_outside() {
     run_folder(root.path(), "two", 5);
     let evaluate = |args: &[&str]| done(eval(root.path(), args));
     evaluate(&["accuracy", "--run", "runs/one"]);
+    evaluate(&["centroid", "--run", "runs/one", "--dataset", "synthetic"]);
+    let variants =
+        |command: &str| record::read(&run).unwrap().into_iter().filter(|r| r.command == command).map(|r| r.variant).collect::<Vec<_>>();
+    assert_eq!(variants("centroid"), ["cosine", "euclidean", "cosine", "euclidean"]);
     evaluate(&["few-shot", "--run", "runs/one", "--dataset", "synthetic", "--shots", "1,2", "--tries", "2"]);
     evaluate(&[
         "tsne",

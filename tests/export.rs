@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use mcl::export::Normalisation;
+use mcl::eval::network::Normalisation;
 use mcl::nets::layers::Pass;
 use mcl::nets::script::{self, Answer};
 use mcl::nets::{self, Network};

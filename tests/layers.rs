@@ -204,3 +204,27 @@ fn the_trainer_names_no_method_architecture_or_dataset() {
         assert!(!text.contains(&format!("\"{name}\"")), "the trainer names {name}");
     }
 }
+
+/// What two measurements need stands in eval/, where both find it.
+#[test]
+fn a_measurement_does_not_import_a_measurement() {
+    let modules: Vec<String> = mcl::eval::measures::MEASURES.iter().map(|m| m.name.replace('-', "_")).collect();
+    let mut faults = vec![];
+    for (_, path, text) in sources() {
+        let Ok(below) = path.strip_prefix("src/eval") else { continue };
+        let own = below.strip_prefix("measures").ok().map(|p| p.components().next().unwrap().as_os_str().to_string_lossy().to_string());
+        let own = own.unwrap_or_default().trim_end_matches(".rs").to_string();
+        if own == "mod" {
+            continue; // the registry
+        }
+        for (i, line) in text.lines().enumerate().filter(|(_, l)| !l.trim_start().starts_with("//")) {
+            let after =
+                line.split("measures::").nth(1).or_else(|| line.trim().strip_prefix("use super::").filter(|_| modules.contains(&own)));
+            let words = after.unwrap_or_default().split(|c: char| !(c.is_alphanumeric() || c == '_'));
+            if let Some(other) = words.filter(|w| *w != own).find(|w| modules.iter().any(|m| m == w)) {
+                faults.push(format!("{}:{} uses the measurement {other}", path.display(), i + 1));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}

@@ -1,9 +1,10 @@
 //! The evaluation's numerics against scikit-learn, scipy and numpy. The constants come from tests/golden/evaluation.py, which makes the same
 //! data by the same formulas.
 
-use mcl::eval::embedding;
 use mcl::eval::features::Features;
+use mcl::eval::measures::centroid::{self, Distance};
 use mcl::eval::measures::knn;
+use mcl::eval::measures::tsne::map;
 use mcl::eval::probe::heads::Heads;
 use mcl::eval::probe::logreg::{self, Options};
 use mcl::eval::stats::{self, Pairs};
@@ -85,10 +86,32 @@ fn neighbours_vote_as_in_scikit_learn() {
     }
 }
 
+/// By hand: the means are (1, 0) and (0, 6), the third class has no training row, and the point (1, 3) is nearer to the first by distance
+/// (9 against 10, squared) and to the second by angle (cosines 1 and 3 over the root of 10).
+#[test]
+fn the_nearest_class_mean_is_the_one_found_by_hand() {
+    let train = Features { x: matrix(&[0.0, 0.0, 0.0, 4.0, 2.0, 0.0, 0.0, 8.0], 2).to_kind(Kind::Float), y: vec![0, 1, 0, 1] };
+    let test = Features { x: matrix(&[1.0, 3.0, -2.0, 0.5], 2).to_kind(Kind::Float), y: vec![0, 1] };
+    let row = |scores: &Tensor, i: i64| Vec::<f64>::try_from(scores.select(0, i)).unwrap();
+    let euclidean = centroid::scores(&train, &test, Distance::Euclidean, 3);
+    // (|x|^2 - |x - m|^2) / 2 with |x|^2 = 10 and 4.25.
+    assert_eq!(row(&euclidean, 0), [(10.0 - 9.0) / 2.0, (10.0 - 10.0) / 2.0, f64::NEG_INFINITY]);
+    assert_eq!(row(&euclidean, 1), [(4.25 - 9.25) / 2.0, (4.25 - 34.25) / 2.0, f64::NEG_INFINITY]);
+    let cosine = centroid::scores(&train, &test, Distance::Cosine, 3);
+    for (i, expected) in [(0, [1.0 / 10f64.sqrt(), 3.0 / 10f64.sqrt()]), (1, [-2.0 / 4.25f64.sqrt(), 0.5 / 4.25f64.sqrt()])] {
+        for (got, expected) in row(&cosine, i).iter().zip(expected) {
+            close(*got, expected, 1e-12, "cosine");
+        }
+        assert_eq!(row(&cosine, i)[2], f64::NEG_INFINITY);
+    }
+    let chosen = |scores: &Tensor| Vec::<i64>::try_from(scores.argmax(1, false)).unwrap();
+    assert_eq!((chosen(&euclidean), chosen(&cosine)), (vec![0, 0], vec![1, 1]));
+}
+
 #[test]
 fn the_start_of_a_map_is_pca() {
     let (x, _) = data(0.8);
-    let start = embedding::pca_start(&matrix(&x, D));
+    let start = map::pca_start(&matrix(&x, D));
     for (i, expected) in [(0, [1.18334920e-04, -3.59746569e-05]), (41, [8.97817417e-05, -3.34841331e-05])] {
         for k in 0..2 {
             assert!((start[i][k] - expected[k]).abs() < 1e-11, "{i}: {:?}, expected {expected:?}", start[i]);
@@ -104,8 +127,8 @@ fn some_map() -> Vec<[f64; 2]> {
 fn divergence_of_a_map_is_scikit_learns() {
     let (x, _) = data(0.8);
     // Its bandwidths are found in f32 to 1e-5 of the entropy.
-    close(embedding::kl(&matrix(&x, D), &some_map(), 10.0).unwrap(), 3.5173767180947872, 1e-4, "KL");
-    assert!(embedding::kl(&matrix(&x, D), &some_map()[..50], 10.0).is_err());
+    close(map::kl(&matrix(&x, D), &some_map(), 10.0).unwrap(), 3.5173767180947872, 1e-4, "KL");
+    assert!(map::kl(&matrix(&x, D), &some_map()[..50], 10.0).is_err());
 }
 
 /// Many columns make all distances alike, and the bandwidths hard to find.
@@ -113,15 +136,15 @@ fn divergence_of_a_map_is_scikit_learns() {
 fn divergence_is_exact_in_many_dimensions_too() {
     let x: Vec<f64> = (0..300).flat_map(|i| (0..96).map(move |j| (1.7 * (i * (j + 1)) as f64 + 0.3 * (j * j) as f64).sin())).collect();
     let map: Vec<[f64; 2]> = (0..300).map(|i| [10.0 * (0.37 * i as f64).sin(), 7.0 * (1.1 * i as f64).cos()]).collect();
-    close(embedding::kl(&matrix(&x, 96), &map, 20.0).unwrap(), 2.7285368121016034, 1e-6, "KL");
+    close(map::kl(&matrix(&x, 96), &map, 20.0).unwrap(), 2.7285368121016034, 1e-6, "KL");
 }
 
 #[test]
 fn kept_neighbours_are_counted() {
     let (x, _) = data(0.8);
-    close(embedding::neighbours_kept(&matrix(&x, D), &some_map(), 7), 0.053968253968253964, 1e-12, "kept");
+    close(map::neighbours_kept(&matrix(&x, D), &some_map(), 7), 0.053968253968253964, 1e-12, "kept");
     let plane: Vec<f64> = some_map().into_iter().flatten().collect();
-    assert_eq!(embedding::neighbours_kept(&matrix(&plane, 2), &some_map(), 7), 1.0);
+    assert_eq!(map::neighbours_kept(&matrix(&plane, 2), &some_map(), 7), 1.0);
 }
 
 #[test]

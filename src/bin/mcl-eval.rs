@@ -4,11 +4,11 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::Parser;
 use clap::error::ErrorKind;
-use clap::{Parser, Subcommand};
-use mcl::commands::{self, data, doctor, embed, selftest};
-use mcl::error::Result;
+use mcl::commands::EvalCommand;
 use mcl::eval::Common;
+use mcl::eval::measures::one_line;
 use mcl::system::device::{self, DeviceChoice};
 
 /// What this program was built from; `make` says.
@@ -21,7 +21,7 @@ const COMMIT: &str = match option_env!("MCL_COMMIT") {
 #[command(name = "mcl-eval", version, about = "Measure how well pre-trained networks transfer; look after data and set-up")]
 struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: EvalCommand,
     /// Where datasets are looked for first (then $MCL_DATA, then ./data)
     #[arg(long, global = true)]
     data: Option<PathBuf>,
@@ -42,19 +42,6 @@ struct Cli {
     quiet: bool,
 }
 
-#[derive(Subcommand)]
-enum Command {
-    /// Check libtorch, devices, datasets, disk
-    Doctor,
-    #[command(flatten)]
-    Measure(commands::Command),
-    Selftest(selftest::SelftestArgs),
-    Embed(embed::EmbedArgs),
-    /// List, check or fetch datasets
-    #[command(subcommand)]
-    Data(data::DataCommand),
-}
-
 fn main() -> ExitCode {
     mcl::system::allocator::keep_large_blocks();
     let cli = match Cli::try_parse() {
@@ -62,34 +49,17 @@ fn main() -> ExitCode {
         // Help and version, asked for or in place of a missing command.
         Err(e) if !e.use_stderr() || e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => e.exit(),
         Err(e) => {
-            eprintln!("mcl-eval: {}", one_line(&e.to_string()));
+            eprintln!("mcl-eval: {} (--help shows what is accepted)", one_line(&e));
             return ExitCode::from(2);
         }
     };
     let threads = device::set_threads(cli.threads);
     let common = Common { data: cli.data, device: cli.device.0, threads, json: cli.json, quiet: cli.quiet, commit: COMMIT, id: cli.id };
-    match act(cli.command, &common) {
+    match cli.command.run(&common) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("mcl-eval: {e}");
             ExitCode::from(e.exit_code() as u8)
         }
-    }
-}
-
-/// What clap complains about, without the usage it appends.
-fn one_line(complaint: &str) -> String {
-    let said: Vec<&str> = complaint.lines().map(str::trim).take_while(|l| !l.starts_with("Usage:")).filter(|l| !l.is_empty()).collect();
-    let said = said.join(" ");
-    format!("{} (--help shows what is accepted)", said.trim_start_matches("error: "))
-}
-
-fn act(command: Command, common: &Common) -> Result<()> {
-    match command {
-        Command::Doctor => doctor::run(common),
-        Command::Measure(command) => command.run(common),
-        Command::Selftest(args) => selftest::run(&args, common),
-        Command::Embed(args) => embed::run(&args, common),
-        Command::Data(command) => data::run(&command, common),
     }
 }

@@ -11,47 +11,32 @@ use crate::data::augment::Crop;
 use crate::data::{self, Loader, Pixels, Split, Transform};
 use crate::error::{Error, Result};
 use crate::eval::Common;
+use crate::eval::network::WeightsArgs;
 use crate::extractor::{Answer, Extractor};
-use crate::nets;
+use crate::weights::Opened;
 use crate::weights::safetensors::{Reader, Texts, Writer};
-use crate::weights::{self, Classifier, LoadOptions, Meta};
 
 /// Features, logits and stage maps of images
 #[derive(Debug, Clone, Args)]
+#[command(mut_arg("weights", |argument| argument.required(true)))]
 pub struct EmbedArgs {
-    /// Architecture (`mcl-train list archs`); may be left out where the weights' metadata name it
-    #[arg(long)]
-    pub arch: Option<String>,
-    /// Weights: safetensors, or a PyTorch state dict (.pt, .pth)
-    #[arg(long)]
-    pub weights: PathBuf,
+    #[command(flatten)]
+    network: WeightsArgs,
     /// A safetensors file with `images` (`f32 [N,3,H,W]`, normalised), or a folder of images, with all folders in it
     #[arg(long)]
-    pub images: PathBuf,
+    images: PathBuf,
     /// The safetensors file to write: `features`, `logits`, `stage.1`...; for a folder of images a .csv beside it names the rows
     #[arg(long)]
-    pub out: PathBuf,
+    out: PathBuf,
     /// Also write the map after every stage
     #[arg(long)]
-    pub stages: bool,
-    /// Load what matches, leave the rest at 0
-    #[arg(long)]
-    pub allow_partial: bool,
-    /// What stands before the names in the weights file, e.g. `module_list.1.backbone.`; found out unless given
-    #[arg(long, value_name = "PREFIX")]
-    pub strip: Option<String>,
+    stages: bool,
     /// Side of the images cut out of files [default: what the weights say, or the architecture's own]
     #[arg(long, value_name = "PIXELS")]
-    pub size: Option<usize>,
+    size: Option<usize>,
     /// What the shorter side of a file's image is resized to first [default: 8/7 of the size, or the size up to 64]
     #[arg(long, value_name = "PIXELS")]
-    pub resize: Option<usize>,
-    /// Channel means to normalise with, where the weights do not say, e.g. 0.485,0.456,0.406
-    #[arg(long, value_delimiter = ',', num_args = 1, value_name = "R,G,B")]
-    pub mean: Vec<f64>,
-    /// Channel standard deviations, likewise
-    #[arg(long, value_delimiter = ',', num_args = 1, value_name = "R,G,B")]
-    pub std: Vec<f64>,
+    resize: Option<usize>,
 }
 
 /// Bytes of images in memory at a time; their stage maps take some ten times as much.
@@ -61,12 +46,14 @@ const LEAST_SIDE: usize = 8;
 /// Up to this side the whole image is used, as small images are in training.
 const SMALL: usize = 64;
 
+/// Writes what the network answers to the images.
 pub fn run(args: &EmbedArgs, common: &Common) -> Result<()> {
-    let arch = args.arch.as_deref().map(nets::find).transpose()?;
-    let options = LoadOptions { allow_partial: args.allow_partial, classifier: Classifier::Optional, strip: args.strip.clone() };
-    let opened = weights::open(&args.weights, arch, common.device, &options)?;
-    common.say(format!("{}: {}", args.weights.display(), opened.report));
-    let mut images = Images::open(args, opened.arch, opened.meta.as_ref(), common.threads)?;
+    let [weights] = &args.network.weights[..] else {
+        return Err(Error::input(format!("embed got {} files of weights; accepted: one", args.network.weights.len())));
+    };
+    let opened = args.network.open(weights, common)?;
+    common.say(format!("{}: {}", weights.display(), opened.report));
+    let mut images = Images::open(args, &opened, weights, common.threads)?;
     let n = images.count();
     let mut extractor = Extractor::new(opened.arch, &opened.params, None, opened.classes.unwrap_or(1), common.threads);
     let mut writer: Option<Writer> = None;
@@ -78,7 +65,7 @@ pub fn run(args: &EmbedArgs, common: &Common) -> Result<()> {
         let named = named(&answer, opened.classes.is_some());
         let writer = match &mut writer {
             Some(writer) => writer,
-            none => none.insert(create(&args.out, &named, n, opened.arch.name, &args.weights)?),
+            none => none.insert(create(&args.out, &named, n, opened.arch.name, weights)?),
         };
         for (name, rows) in &named {
             writer.rows(name, done, rows)?;
@@ -91,7 +78,7 @@ pub fn run(args: &EmbedArgs, common: &Common) -> Result<()> {
     let rate = n as f64 / forward.as_secs_f64();
     if common.json {
         let report = serde_json::json!({
-            "arch": opened.arch.name, "weights": args.weights, "images": n, "features": opened.arch.dim, "classes": opened.classes,
+            "arch": opened.arch.name, "weights": weights, "images": n, "features": opened.arch.dim, "classes": opened.classes,
             "matched": opened.report.matched, "wanted": opened.report.wanted, "seconds": forward.as_secs_f64(), "images_per_second": rate,
             "threads": common.threads, "out": args.out, "rows": listed,
         });
@@ -130,9 +117,9 @@ enum Images {
 }
 
 impl Images {
-    fn open(args: &EmbedArgs, arch: &nets::Arch, meta: Option<&Meta>, threads: usize) -> Result<Images> {
+    fn open(args: &EmbedArgs, opened: &Opened, weights: &Path, threads: usize) -> Result<Images> {
         if args.images.is_dir() {
-            return Images::folder(args, arch, meta, threads);
+            return Images::folder(args, opened, weights, threads);
         }
         let reader = Reader::open(&args.images)?;
         let shape = reader
@@ -151,8 +138,8 @@ impl Images {
         Ok(Images::File { reader, count: n as usize, done: 0, at_once: at_once((3 * h * w) as usize, threads) })
     }
 
-    fn folder(args: &EmbedArgs, arch: &nets::Arch, meta: Option<&Meta>, threads: usize) -> Result<Images> {
-        let transform = transform(args, arch, meta)?;
+    fn folder(args: &EmbedArgs, opened: &Opened, weights: &Path, threads: usize) -> Result<Images> {
+        let transform = transform(args, opened, weights)?;
         let files = Arc::new(data::images_below(&args.images)?);
         if files.is_empty() {
             return Err(Error::file(&args.images, "holds no images (.jpg, .jpeg, .png)"));
@@ -202,27 +189,18 @@ impl Images {
 }
 
 /// What happens to the images of a folder: as the weights' metadata say, flags first.
-fn transform(args: &EmbedArgs, arch: &nets::Arch, meta: Option<&Meta>) -> Result<Transform> {
+fn transform(args: &EmbedArgs, opened: &Opened, weights: &Path) -> Result<Transform> {
+    let meta = opened.meta.as_ref();
     if let Some(meta) = meta.filter(|meta| meta.interpolation != "bilinear") {
-        return Err(Error::file(&args.weights, format!("wants images resized by {}; only bilinear is there", meta.interpolation)));
+        return Err(Error::file(weights, format!("wants images resized by {}; only bilinear is there", meta.interpolation)));
     }
-    let size = args.size.unwrap_or(meta.map_or(arch.image_size, |meta| meta.image_size) as usize);
+    let size = args.size.unwrap_or(meta.map_or(opened.arch.image_size, |meta| meta.image_size) as usize);
     let resize = args.resize.unwrap_or(if size <= SMALL { size } else { size * 8 / 7 });
     if size < LEAST_SIDE || resize < size {
         return Err(Error::input(format!(
             "--size {size} with --resize {resize}: a size of at least {LEAST_SIDE} and at most what is resized to is wanted"
         )));
     }
-    let three = |flag: &str, given: &[f64], stored: Option<[f64; 3]>| match (given, stored) {
-        ([r, g, b], _) => Ok([*r, *g, *b]),
-        ([], Some(stored)) => Ok(stored),
-        ([], None) => Err(Error::input(format!(
-            "{} does not say what its inputs were normalised with; add {flag} R,G,B as in its training (ImageNet networks mostly: --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225)",
-            args.weights.display()
-        ))),
-        (other, _) => Err(Error::input(format!("{flag} has {} numbers; accepted: three, for red, green and blue", other.len()))),
-    };
-    let mean = three("--mean", &args.mean, meta.map(|meta| meta.mean))?;
-    let std = three("--std", &args.std, meta.map(|meta| meta.std))?;
-    Ok(Transform { crop: Crop::Centre { resize }, ..Transform::plain(size, mean, std) })
+    let normalisation = args.network.normalisation(opened, weights)?;
+    Ok(Transform { crop: Crop::Centre { resize }, ..Transform::plain(size, normalisation.mean, normalisation.std) })
 }

@@ -7,7 +7,8 @@ use sha2::{Digest, Sha256};
 use tch::{Kind, Tensor};
 
 use super::Common;
-use super::network::Subject;
+use super::dataset::TargetDataset;
+use super::network::TrainedNetwork;
 use crate::data::augment::Crop;
 use crate::data::{Dataset, Loader, Pixels, Split, Transform};
 use crate::error::{Error, Result};
@@ -16,19 +17,23 @@ use crate::error::{Error, Result};
 const VERSION: &str = "2";
 const BATCH: usize = 256;
 /// Images up to this side are resized once and kept in memory; larger ones are resized batch by batch.
-pub const SMALL: usize = 64;
+pub(crate) const SMALL: usize = 64;
 
 /// Pooled features of a split, in its order: `x` [N, D] f32 on the CPU.
 pub struct Features {
+    /// Features, a row an image.
     pub x: Tensor,
+    /// Labels.
     pub y: Vec<i64>,
 }
 
 impl Features {
+    /// The labels as a tensor.
     pub fn labels(&self) -> Tensor {
         Tensor::from_slice(&self.y)
     }
 
+    /// Some of the rows.
     pub fn rows(&self, rows: &[usize]) -> Features {
         let index: Vec<i64> = rows.iter().map(|&r| r as i64).collect();
         Features { x: self.x.index_select(0, &Tensor::from_slice(&index)), y: rows.iter().map(|&r| self.y[r]).collect() }
@@ -36,7 +41,7 @@ impl Features {
 }
 
 /// Where features are kept: $MCL_CACHE, or mcl in the user's cache folder.
-pub fn folder() -> Option<PathBuf> {
+fn folder() -> Option<PathBuf> {
     let own = std::env::var_os("MCL_CACHE").filter(|v| !v.is_empty()).map(PathBuf::from);
     let user = || {
         std::env::var_os("XDG_CACHE_HOME")
@@ -47,16 +52,16 @@ pub fn folder() -> Option<PathBuf> {
     own.or_else(|| user().map(|c| c.join("mcl"))).map(|c| c.join("features"))
 }
 
-/// A dataset brought to the size a subject is measured at, and what happens to its images: normalised as the network was trained, never
+/// A dataset brought to the size a network is measured at, and what happens to its images: normalised as the network was trained, never
 /// with the target's own statistics.
-pub struct Prepared {
-    pub dataset: Dataset,
-    pub transform: Transform,
+pub(crate) struct Prepared {
+    pub(crate) dataset: Dataset,
+    pub(crate) transform: Transform,
 }
 
 impl Prepared {
-    pub fn new(dataset: &Dataset, subject: &Subject, side: usize) -> Result<Prepared> {
-        let (mean, std) = (subject.meta.mean, subject.meta.std);
+    pub(crate) fn new(dataset: &Dataset, network: &TrainedNetwork, side: usize) -> Result<Prepared> {
+        let (mean, std) = (network.meta.mean, network.meta.std);
         if side <= SMALL {
             return Ok(Prepared { dataset: dataset.resized(side)?, transform: Transform::plain(side, mean, std) });
         }
@@ -71,7 +76,7 @@ impl Prepared {
 }
 
 /// sha256 of a split: labels, and pixels, or the names, sizes and times of files.
-pub fn split_hash(split: &Split) -> Result<String> {
+fn split_hash(split: &Split) -> Result<String> {
     let mut hash = Sha256::new();
     for label in split.labels.iter() {
         hash.update(label.to_le_bytes());
@@ -95,29 +100,42 @@ pub fn split_hash(split: &Split) -> Result<String> {
     Ok(format!("{:x}", hash.finalize()))
 }
 
+/// Features of a dataset's training and test images, brought to a side.
+pub(crate) fn of_dataset(
+    network: &TrainedNetwork,
+    target: &TargetDataset,
+    side: usize,
+    cached: bool,
+    common: &Common,
+) -> Result<(Features, Features)> {
+    let prepared = Prepared::new(&target.dataset, network, side)?;
+    let features = |split| features(network, split, &prepared.transform, cached, common);
+    Ok((features(&prepared.dataset.train)?, features(&prepared.dataset.test)?))
+}
+
 /// Extracts the features of a split, or takes them from the cache.
-pub fn features(subject: &Subject, split: &Split, transform: &Transform, cached: bool, common: &Common) -> Result<Features> {
+pub(crate) fn features(network: &TrainedNetwork, split: &Split, transform: &Transform, cached: bool, common: &Common) -> Result<Features> {
     let y = split.labels.to_vec();
     let Some(folder) = folder().filter(|_| cached) else {
-        return Ok(Features { x: extract(subject, split, transform, common)?, y });
+        return Ok(Features { x: extract(network, split, transform, common)?, y });
     };
     let described = serde_json::to_string(transform).expect("plain values serialise");
     let key = crate::files::sha256(
-        format!("{VERSION}\n{}\n{}\n{described}\n{}\nf32", subject.hash, subject.arch.name, split_hash(split)?).as_bytes(),
+        format!("{VERSION}\n{}\n{}\n{described}\n{}\nf32", network.hash, network.arch.name, split_hash(split)?).as_bytes(),
     );
     let path = folder.join(format!("{}.safetensors", &key[..32]));
-    if let Some(x) = take(&path, y.len(), subject.arch.dim) {
-        common.say(format!("features {} x {} from the cache ({})", y.len(), subject.arch.dim, size(&path)));
+    if let Some(x) = take(&path, y.len(), network.arch.dim) {
+        common.say(format!("features {} x {} from the cache ({})", y.len(), network.arch.dim, size(&path)));
         return Ok(Features { x, y });
     }
-    let x = extract(subject, split, transform, common)?;
+    let x = extract(network, split, transform, common)?;
     std::fs::create_dir_all(&folder).map_err(Error::io("cannot make", &folder))?;
     // Its own name until it is whole: another process may be looking for it.
     let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
     Tensor::write_safetensors(&[("x", &x)], &temporary)
-        .map_err(|e| Error::failed(format!("cannot write {}: {e}; --no-cache does without", temporary.display())))?;
+        .map_err(|e| Error::failed(format!("cannot keep features in {}: {e}; $MCL_CACHE names another folder", temporary.display())))?;
     std::fs::rename(&temporary, &path).map_err(Error::io("cannot write", &path))?;
-    common.say(format!("features {} x {} extracted and kept ({} in {})", y.len(), subject.arch.dim, size(&path), folder.display()));
+    common.say(format!("features {} x {} extracted and kept ({} in {})", y.len(), network.arch.dim, size(&path), folder.display()));
     Ok(Features { x, y })
 }
 
@@ -134,8 +152,8 @@ fn size(path: &Path) -> String {
 }
 
 /// Pooled features of all images, in the order of the split.
-fn extract(subject: &Subject, split: &Split, transform: &Transform, common: &Common) -> Result<Tensor> {
-    let mut extractor = subject.extractor(common);
+fn extract(network: &TrainedNetwork, split: &Split, transform: &Transform, common: &Common) -> Result<Tensor> {
+    let mut extractor = network.extractor(common);
     let mut parts = vec![];
     for batch in Loader::eval(split, BATCH, transform.clone()) {
         parts.push(extractor.extract(&batch?.views[0], false)?.features);

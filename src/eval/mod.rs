@@ -1,8 +1,8 @@
-//! What `mcl-eval` does, one file a command. Measurements: linear_probe, accuracy, knn, few_shot, tsne, cohort, compare; `report` gathers
-//! them, `evidence` makes a whole experiment of them, `export` hands networks on. What they share: subject (the networks), cache (their features), protocol (how), score and stats (how good), results (the rows).
+//! What measurements share: networks, datasets, features, protocols, rows, scores and statistics, and the probes that are trained on
+//! features. The measurements themselves stand in `measures`, one file each.
 
+mod answers;
 pub mod dataset;
-pub mod embedding;
 pub mod features;
 pub mod figures;
 pub mod measures;
@@ -21,11 +21,15 @@ use tch::Device;
 
 /// What every command is told: the flags all of them share.
 pub struct Common {
+    /// Where datasets are looked for first.
     pub data: Option<PathBuf>,
+    /// Where networks run.
     pub device: Device,
+    /// Of libtorch, and of extraction.
     pub threads: usize,
     /// One JSON object on stdout.
     pub json: bool,
+    /// Results only.
     pub quiet: bool,
     /// What the program was built from.
     pub commit: &'static str,
@@ -58,6 +62,7 @@ impl Common {
         }
     }
 
+    /// The one JSON object of a command.
     pub fn print_json(&self, value: &serde_json::Value) {
         println!("{value}");
     }

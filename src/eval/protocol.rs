@@ -1,4 +1,5 @@
-//! Evaluation protocols: one TOML each under protocols/eval, compiled in as the defaults of its kind; a file of the user's changes keys.
+//! Protocols: how a measurement is made, one TOML each under protocols/eval. What ships is compiled in by the file that follows it and
+//! gives the defaults of its kind; a file of the user's, and single keys, change it.
 
 use std::path::Path;
 
@@ -10,35 +11,57 @@ use toml::{Table, Value};
 use crate::error::{Error, Result};
 use crate::files;
 
-/// The shipped protocols: the name on the command line, and the text.
-pub const SHIPPED: &[(&str, &str)] = &[
-    ("paper", include_str!("../../protocols/eval/linear-probe.toml")),
-    ("sweep", include_str!("../../protocols/eval/sweep.toml")),
-    ("lbfgs", include_str!("../../protocols/eval/lbfgs.toml")),
-    ("knn", include_str!("../../protocols/eval/knn.toml")),
-    ("few-shot", include_str!("../../protocols/eval/few-shot.toml")),
-    ("tsne", include_str!("../../protocols/eval/tsne.toml")),
-    ("export-coco", include_str!("../../protocols/eval/export-coco.toml")),
-];
+/// A protocol that is compiled in. Its name on the command line is also the kind that a file of the user's names.
+#[derive(Debug)]
+pub struct Shipped {
+    /// On the command line, and `kind` in the text.
+    pub name: &'static str,
+    /// The TOML, header included.
+    pub text: &'static str,
+    /// Keys that only say how many rows are made: rows of other values of theirs are measured alike.
+    pub repeats: &'static [&'static str],
+}
 
-/// The flags of every measurement on frozen features; each command has a `--protocol` of its own kinds beside them.
+impl Shipped {
+    /// The first line of its header: what it is.
+    pub fn about(&self) -> &'static str {
+        self.text.lines().next().unwrap_or_default().trim_start_matches("# ")
+    }
+
+    fn table(&self) -> Table {
+        let mut table: Table = self.text.parse().expect("shipped protocols parse");
+        table.remove("kind");
+        table
+    }
+
+    /// The protocol as it ships, nothing changed.
+    pub fn protocol(&self) -> Protocol {
+        Protocol { name: self.name.to_string(), kind: self.name, table: self.table() }
+    }
+}
+
+/// The flags of every measurement that follows a protocol.
 #[derive(Debug, Clone, Default, Args)]
 pub struct HowArgs {
+    // The registry of measurements writes the help text: it knows which protocols ship.
+    #[arg(long, value_name = "NAME|FILE")]
+    pub(crate) protocol: Option<String>,
     /// Change a key of the protocol, e.g. --set image_size=96 (may be repeated)
     #[arg(long = "set", value_name = "KEY=VALUE")]
-    pub sets: Vec<String>,
+    pub(crate) sets: Vec<String>,
     /// Side the images are brought to [default: the protocol's, or the network's own]
     #[arg(long)]
-    pub image_size: Option<i64>,
+    pub(crate) image_size: Option<i64>,
     /// Do not keep or use extracted features
     #[arg(long)]
-    pub no_cache: bool,
+    pub(crate) no_cache: bool,
 }
 
 impl HowArgs {
-    /// The protocol called `name`, of one of `kinds`, with what these flags change.
-    pub fn protocol(&self, name: &str, kinds: &[&str]) -> Result<Protocol> {
-        let mut protocol = Protocol::read(name, kinds, &self.sets)?;
+    /// The protocol asked for, else the one called `default`, with what these flags change.
+    pub(crate) fn protocol(&self, shipped: &[Shipped], default: &str) -> Result<Protocol> {
+        let mut protocol = Protocol::read(self.protocol.as_deref().unwrap_or(default), shipped)?;
+        apply_sets(&mut protocol, &self.sets)?;
         if let Some(side) = self.image_size {
             protocol.set("image_size", side);
         }
@@ -47,68 +70,93 @@ impl HowArgs {
 }
 
 /// A protocol as it will be followed.
+#[derive(Debug, Clone)]
 pub struct Protocol {
+    /// As it was asked for: the name of a shipped one, or a file.
     pub name: String,
-    pub kind: String,
+    /// The shipped protocol whose keys it has.
+    kind: &'static str,
     /// Every key but `kind`.
     table: Table,
 }
 
 impl Protocol {
-    /// `asked` is the name of a shipped protocol of one of `kinds`, or a file; `sets` are `key=value`.
-    pub fn read(asked: &str, kinds: &[&str], sets: &[String]) -> Result<Protocol> {
-        let shipped =
-            |name: &str| SHIPPED.iter().find(|(n, _)| *n == name).map(|(_, text)| text.parse::<Table>().expect("shipped protocols parse"));
-        let own = match shipped(asked).filter(|_| kinds.contains(&asked)) {
-            Some(table) => table,
-            None if Path::new(asked).is_file() => {
-                let text = std::fs::read_to_string(asked).map_err(Error::open(asked))?;
-                text.parse().map_err(|e: toml::de::Error| Error::file(asked, e.to_string().trim_end()))?
+    /// `asked` is the name of one of `shipped`, or a file whose `kind` is one of these names (without it, the first).
+    pub fn read(asked: &str, shipped: &[Shipped]) -> Result<Protocol> {
+        let names = || shipped.iter().map(|s| s.name).collect::<Vec<_>>().join(", ");
+        if let Some(found) = shipped.iter().find(|s| s.name == asked) {
+            return Ok(found.protocol());
+        }
+        if !Path::new(asked).is_file() {
+            return Err(Error::input(format!("unknown protocol `{asked}`; known: {}, or a TOML file", names())));
+        }
+        let text = std::fs::read_to_string(asked).map_err(Error::open(asked))?;
+        let mut own: Table = text.parse().map_err(|e: toml::de::Error| Error::file(asked, e.to_string().trim_end()))?;
+        let kind = match own.remove("kind") {
+            None => &shipped[0],
+            Some(kind) => {
+                let found = shipped.iter().find(|s| kind.as_str() == Some(s.name));
+                found.ok_or_else(|| Error::file(asked, format!("kind = {kind}; accepted here: {}", names())))?
             }
-            None => return Err(Error::input(format!("unknown protocol `{asked}`; known: {}, or a TOML file", kinds.join(", ")))),
         };
-        let kind = own.get("kind").and_then(Value::as_str).unwrap_or(kinds[0]).to_string();
-        if !kinds.contains(&kind.as_str()) {
-            return Err(Error::file(asked, format!("kind = \"{kind}\"; accepted here: {}", kinds.join(", "))));
-        }
-        let mut table = shipped(&kind).expect("every kind ships a protocol");
-        let known: Vec<String> = table.keys().filter(|k| *k != "kind").cloned().collect();
-        let unknown = |key: &str, place: String| Error::input(format!("{place}: unknown key `{key}`; known: {}", known.join(", ")));
+        let mut protocol = Protocol { name: asked.to_string(), ..kind.protocol() };
         for (key, value) in own {
-            if key != "kind" && !known.contains(&key) {
-                return Err(unknown(&key, format!("protocol {asked}")));
-            }
-            table.insert(key, value);
+            protocol.known(&key).map_err(|e| Error::input(format!("protocol {asked}: {e}")))?;
+            protocol.set(&key, value);
         }
-        for set in sets {
-            let (key, text) = set
-                .split_once('=')
-                .ok_or_else(|| Error::input(format!("--set {set}: no `=`; accepted: key=value, for example epochs=10")))?;
-            let key = key.trim();
-            if !known.iter().any(|k| k == key) {
-                return Err(unknown(key, format!("--set {set}")));
-            }
-            let parsed: Result<Table, _> = format!("value = {text}").parse();
-            let value = parsed.ok().and_then(|mut t| t.remove("value")).unwrap_or_else(|| Value::String(text.trim().to_string()));
-            table.insert(key.to_string(), value);
-        }
-        table.remove("kind");
-        Ok(Protocol { name: asked.to_string(), kind, table })
+        Ok(protocol)
     }
 
-    /// The keys as the command's own struct.
-    pub fn options<T: DeserializeOwned>(&self) -> Result<T> {
-        self.table.clone().try_into().map_err(|e: toml::de::Error| Error::input(format!("protocol {}: {}", self.name, e.message())))
+    /// The name of the shipped protocol whose keys this one has.
+    pub fn kind(&self) -> &'static str {
+        self.kind
+    }
+
+    fn known(&self, key: &str) -> Result<()> {
+        if self.table.contains_key(key) {
+            return Ok(());
+        }
+        let known: Vec<&str> = self.table.keys().map(String::as_str).collect();
+        Err(Error::input(format!("unknown key `{key}`; known: {}", known.join(", "))))
+    }
+
+    /// Changes a key by `key=value`; a value that is no TOML is taken as text.
+    pub fn change(&mut self, change: &str) -> Result<()> {
+        let (key, text) =
+            change.split_once('=').ok_or_else(|| Error::input("no `=`; accepted: key=value, for example epochs=10".to_string()))?;
+        let key = key.trim();
+        self.known(key)?;
+        let parsed: Result<Table, _> = format!("value = {text}").parse();
+        let value = parsed.ok().and_then(|mut t| t.remove("value")).unwrap_or_else(|| Value::String(text.trim().to_string()));
+        self.set(key, value);
+        Ok(())
     }
 
     /// Changes a key, for flags that have one of their own.
-    pub fn set(&mut self, key: &str, value: impl Into<Value>) {
+    pub(crate) fn set(&mut self, key: &str, value: impl Into<Value>) {
         self.table.insert(key.to_string(), value.into());
     }
 
+    /// The keys as the struct of a measurement with one kind of protocol.
+    pub fn options<T: DeserializeOwned>(&self) -> Result<T> {
+        self.parse(self.table.clone())
+    }
+
+    /// The keys as an enum with a variant a kind, named by `kind`.
+    pub(crate) fn options_by_kind<T: DeserializeOwned>(&self) -> Result<T> {
+        let mut table = self.table.clone();
+        table.insert("kind".to_string(), self.kind.into());
+        self.parse(table)
+    }
+
+    fn parse<T: DeserializeOwned>(&self, table: Table) -> Result<T> {
+        table.try_into().map_err(|e: toml::de::Error| Error::input(format!("protocol {}: {}", self.name, e.message())))
+    }
+
+    /// Every key and the kind, as a row keeps them.
     pub fn json(&self) -> serde_json::Value {
         let mut json = serde_json::to_value(&self.table).expect("plain values serialise");
-        json["kind"] = self.kind.clone().into();
+        json["kind"] = self.kind.into();
         json
     }
 
@@ -118,8 +166,13 @@ impl Protocol {
     }
 }
 
+/// What `--set KEY=VALUE` on a command line changes; a refusal names the flag.
+pub(crate) fn apply_sets(protocol: &mut Protocol, sets: &[String]) -> Result<()> {
+    sets.iter().try_for_each(|set| protocol.change(set).map_err(|e| Error::input(format!("--set {set}: {e}"))))
+}
+
 /// Refuses values that parse but make no sense: `require(epochs > 0, "epochs", epochs, "1 or more")`.
-pub fn require(ok: bool, key: &str, value: impl Serialize, accepted: &str) -> Result<()> {
+pub(crate) fn require(ok: bool, key: &str, value: impl Serialize, accepted: &str) -> Result<()> {
     if ok {
         return Ok(());
     }

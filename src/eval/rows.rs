@@ -1,8 +1,6 @@
 //! Measurements read back: which protocol a row followed, and which rows are not superseded.
 
-use serde_json::Value;
-
-use super::protocol::Protocol;
+use super::measures;
 use super::record::Record;
 use crate::error::Result;
 use crate::report::table;
@@ -10,14 +8,7 @@ use crate::report::table;
 /// The protocol a record followed: its name, and the keys that differ from what ships under its kind, e.g. `paper, epochs=2`. Keys that
 /// only say how many measurements were made do not count.
 pub fn protocol_of(r: &Record) -> String {
-    let kind = r.options["kind"].as_str().unwrap_or_default();
-    let shipped = Protocol::read(kind, &[kind], &[]).map(|p| p.json()).unwrap_or_default();
-    let changed = |(key, value): (&String, &Value)| {
-        let counts = !["kind", "seeds", "ks", "shots"].contains(&key.as_str()) && shipped.get(key).is_some_and(|s| s != value);
-        counts.then(|| format!("{key}={value}"))
-    };
-    let changed = r.options.as_object().into_iter().flatten().filter_map(changed);
-    std::iter::once(r.protocol.clone()).chain(changed).collect::<Vec<_>>().join(", ")
+    std::iter::once(r.protocol.clone()).chain(measures::changed_keys(&r.options)).collect::<Vec<_>>().join(", ")
 }
 
 /// Of measurements that were made more than once with the same weights, settings and seed, the last; in the order they were made.

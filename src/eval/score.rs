@@ -11,10 +11,13 @@ pub const RESAMPLES: usize = 2000;
 
 /// Scored predictions of one classifier on one split.
 pub struct Score {
+    /// What is true.
     pub labels: Vec<i64>,
+    /// What was answered.
     pub predicted: Vec<i64>,
     /// Is the label among the first five?
     pub in_five: Vec<bool>,
+    /// How many there are.
     pub classes: usize,
 }
 
@@ -33,6 +36,7 @@ impl Score {
         Score { labels: labels.to_vec(), predicted, in_five, classes }
     }
 
+    /// Image by image.
     pub fn right(&self) -> Vec<bool> {
         self.labels.iter().zip(&self.predicted).map(|(l, p)| l == p).collect()
     }
@@ -41,23 +45,25 @@ impl Score {
         self.right().iter().filter(|r| **r).count()
     }
 
+    /// Percent right.
     pub fn top1(&self) -> f64 {
         100.0 * self.right_count() as f64 / self.labels.len().max(1) as f64
     }
 
+    /// Percent with the label among the first five.
     pub fn top5(&self) -> f64 {
         100.0 * self.in_five.iter().filter(|r| **r).count() as f64 / self.labels.len().max(1) as f64
     }
 
     /// 95 % bootstrap interval of the top-1 accuracy, in percent.
-    pub fn interval(&self, seed: u64) -> (f64, f64) {
+    pub(crate) fn interval(&self, seed: u64) -> (f64, f64) {
         let mut rng = rng::stream(seed, "bootstrap", &[]);
         let (low, high) = stats::bootstrap(self.right_count() as u64, self.labels.len() as u64, RESAMPLES, &mut rng);
         (100.0 * low, 100.0 * high)
     }
 
     /// [true class][predicted class] counts.
-    pub fn confusion(&self) -> Vec<Vec<u32>> {
+    fn confusion(&self) -> Vec<Vec<u32>> {
         let mut counts = vec![vec![0; self.classes]; self.classes];
         for (&label, &predicted) in self.labels.iter().zip(&self.predicted) {
             counts[label as usize][predicted as usize] += 1;
@@ -66,7 +72,7 @@ impl Score {
     }
 
     /// Percent right of each class; none for a class without images.
-    pub fn per_class(&self) -> Vec<Option<f64>> {
+    fn per_class(&self) -> Vec<Option<f64>> {
         let confusion = self.confusion();
         let share = |(c, row): (usize, &Vec<u32>)| {
             let all: u32 = row.iter().sum();
@@ -76,19 +82,24 @@ impl Score {
     }
 
     /// No better than guessing? Within two standard errors of one in C.
-    pub fn at_chance(&self) -> bool {
+    fn at_chance(&self) -> bool {
         let chance = 1.0 / self.classes.max(1) as f64;
         let error = (chance * (1.0 - chance) / self.labels.len().max(1) as f64).sqrt();
         self.top1() / 100.0 <= chance + 2.0 * error
     }
 
+    /// A warning where the number is no better than guessing.
+    pub(crate) fn doubt(&self) -> Option<String> {
+        self.at_chance().then(|| format!("at chance level: {:.2} % of {} classes", self.top1(), self.classes))
+    }
+
     /// How often both name the same class, in percent.
-    pub fn agreement(&self, other: &Score) -> f64 {
+    pub(crate) fn agreement(&self, other: &Score) -> f64 {
         100.0 * self.predicted.iter().zip(&other.predicted).filter(|(a, b)| a == b).count() as f64 / self.predicted.len().max(1) as f64
     }
 
     /// For the `detail` of a record. Labels and answers image by image: what is compared later need not be measured again.
-    pub fn detail(&self, class_names: &[String]) -> Value {
+    pub(crate) fn detail(&self, class_names: &[String]) -> Value {
         json!({ "classes": class_names, "per_class": self.per_class(), "confusion": self.confusion(), "labels": self.labels,
             "predicted": self.predicted })
     }

@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 use crate::rng::Rng;
 
 /// Mean and standard deviation over n - 1 (none for one value).
-pub fn mean_std(values: &[f64]) -> (f64, Option<f64>) {
+pub(crate) fn mean_std(values: &[f64]) -> (f64, Option<f64>) {
     let n = values.len() as f64;
     let mean = values.iter().sum::<f64>() / n;
     let std = (values.len() > 1).then(|| (values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / (n - 1.0)).sqrt());
@@ -15,7 +15,7 @@ pub fn mean_std(values: &[f64]) -> (f64, Option<f64>) {
 }
 
 /// The value below which `q` of the sorted values lie, linear between neighbours (numpy's default).
-pub fn quantile(sorted: &[f64], q: f64) -> f64 {
+pub(crate) fn quantile(sorted: &[f64], q: f64) -> f64 {
     let at = q * (sorted.len() - 1) as f64;
     let (low, part) = (at.floor() as usize, at.fract());
     let high = (low + 1).min(sorted.len() - 1);
@@ -68,12 +68,16 @@ pub fn bootstrap_mean(values: &[f64], resamples: usize, rng: &mut Rng) -> (f64, 
 /// Two classifiers on the same images: how often only the first, only the second was right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pairs {
+    /// Images only the first got right.
     pub only_a: u64,
+    /// Images only the second got right.
     pub only_b: u64,
+    /// All images.
     pub count: u64,
 }
 
 impl Pairs {
+    /// From what each got right, image by image.
     pub fn new(a: &[bool], b: &[bool]) -> Pairs {
         assert_eq!(a.len(), b.len(), "the same images");
         let only = |x: &[bool], y: &[bool]| x.iter().zip(y).filter(|(x, y)| **x && !**y).count() as u64;

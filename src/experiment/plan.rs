@@ -3,12 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::Parser;
 use serde::Deserialize;
 
-use crate::commands::Command;
 use crate::error::{Error, Result};
-use crate::eval::measures::linear_probe;
+use crate::eval::measures;
 use crate::experiment::jobs::{self, Planned};
 use crate::files;
 use crate::methods;
@@ -88,13 +86,6 @@ pub enum Work {
     Over(Vec<String>),
 }
 
-/// As `mcl-eval` reads it.
-#[derive(Parser)]
-struct Line {
-    #[command(subcommand)]
-    command: Command,
-}
-
 impl Plan {
     pub fn read(path: &Path) -> Result<Plan> {
         let text = std::fs::read_to_string(path).map_err(Error::open(path))?;
@@ -133,12 +124,7 @@ impl Plan {
         }
         let lines = self.evaluate.iter().chain(self.together.iter().map(|t| &t.evaluate));
         for line in lines {
-            let parsed = Line::try_parse_from(std::iter::once("mcl-eval").chain(line.split_whitespace()))
-                .map_err(|e| format!("`{line}`: {}", e.to_string().lines().next().unwrap_or_default().trim_start_matches("error: ")))?;
-            // A protocol that is refused should not be found out after an hour of training.
-            if let Command::LinearProbe(a) = &parsed.command {
-                linear_probe::protocol(&a.protocol, &a.how, &a.seeds).map_err(|e| format!("`{line}`: {e}"))?;
-            }
+            measures::check_line(line).map_err(|e| format!("`{line}`: {e}"))?;
         }
         Ok(())
     }

@@ -19,17 +19,15 @@ mod torchscript;
 mod torchvision;
 
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use clap::Args as ClapArgs;
 use serde::Deserialize;
 use tch::{Device, Tensor};
 
-use crate::data::imagenet;
 use crate::error::{Error, Result};
 use crate::eval::Common;
-use crate::eval::network::{PeerChoice, Subject, SubjectArgs};
-use crate::eval::protocol::{Protocol, require};
+use crate::eval::network::{NetworkArgs, PeerChoice, TrainedNetwork};
+use crate::eval::protocol::{Protocol, Shipped, apply_sets, require};
 use crate::nets::{Outputs, script};
 use crate::params::Named;
 use crate::registry;
@@ -39,21 +37,22 @@ use format::{FORMATS, Format};
 /// For `--help`.
 pub const ABOUT: &str = "Export networks for other frameworks, each with a proof beside it";
 
+/// The protocols an export can follow.
+pub(crate) const PROTOCOLS: &[Shipped] =
+    &[Shipped { name: "export-coco", text: include_str!("../../protocols/eval/export-coco.toml"), repeats: &[] }];
+
 /// The flags of `mcl-eval export`.
 #[derive(Debug, Clone, ClapArgs)]
 pub struct Args {
     /// Which networks.
     #[command(flatten)]
-    pub subjects: SubjectArgs,
+    pub networks: NetworkArgs,
     /// Names of formats.
     #[arg(long, value_name = "FORMAT", help = to_help())]
     pub to: Vec<String>,
     /// The whole network, which answers with logits, instead of the backbone, which answers with its maps
     #[arg(long)]
     pub with_classifier: bool,
-    /// What images are normalised with: imagenet, none or R,G,B/R,G,B (means/deviations) [default: what the weights say]
-    #[arg(long, value_name = "imagenet|none|MEAN/STD", conflicts_with_all = ["mean", "std"])]
-    pub normalisation: Option<Normalisation>,
     /// export-coco or a TOML file
     #[arg(long, default_value = "export-coco")]
     pub protocol: String,
@@ -68,39 +67,6 @@ fn to_help() -> String {
     format!("One of {}; may be repeated [default: the protocol's]", names.join(", "))
 }
 
-/// What channels are normalised with.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Normalisation {
-    /// Of red, green and blue, values in [0, 1].
-    pub mean: [f64; 3],
-    /// Likewise.
-    pub std: [f64; 3],
-}
-
-impl FromStr for Normalisation {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Normalisation> {
-        let three = |text: &str| -> Option<[f64; 3]> {
-            let numbers: Option<Vec<f64>> = text.split(',').map(|n| n.trim().parse().ok().filter(|n: &f64| n.is_finite())).collect();
-            numbers?.try_into().ok()
-        };
-        match text {
-            "imagenet" => Ok(Normalisation { mean: imagenet::MEAN, std: imagenet::STD }),
-            "none" => Ok(Normalisation { mean: [0.0; 3], std: [1.0; 3] }),
-            _ => text
-                .split_once('/')
-                .and_then(|(mean, std)| Some(Normalisation { mean: three(mean)?, std: three(std)? }))
-                .filter(|n| n.std.iter().all(|s| *s > 0.0))
-                .ok_or_else(|| {
-                    Error::input(format!(
-                        "normalisation `{text}`; accepted: imagenet, none, or means and deviations, e.g. 0.485,0.456,0.406/0.229,0.224,0.225"
-                    ))
-                }),
-        }
-    }
-}
-
 /// The keys of the protocol.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -111,7 +77,7 @@ struct Options {
 
 /// A network, and how much of it is exported.
 struct Source<'a> {
-    network: &'a Subject,
+    network: &'a TrainedNetwork,
     with_classifier: bool,
 }
 
@@ -139,7 +105,8 @@ fn answers(outputs: &Outputs, with_classifier: bool) -> Vec<Tensor> {
 
 /// Exports every network that the flags name in every format that they name.
 pub fn run(args: &Args, common: &Common) -> Result<()> {
-    let protocol = Protocol::read(&args.protocol, &["export-coco"], &args.sets)?;
+    let mut protocol = Protocol::read(&args.protocol, PROTOCOLS)?;
+    apply_sets(&mut protocol, &args.sets)?;
     let options: Options = protocol.options()?;
     require(options.tolerance > 0.0, "tolerance", options.tolerance, "more than 0")?;
     let names = if args.to.is_empty() { &options.targets } else { &args.to };
@@ -162,29 +129,22 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
         commit: common.commit,
         id: None,
     };
-    let mut subject_args = args.subjects.clone();
-    if let (Some(n), false) = (args.normalisation, args.subjects.weights.is_empty()) {
-        (subject_args.mean, subject_args.std) = (n.mean.into(), n.std.into());
-    }
-    let mut subjects = subject_args.open(&here, PeerChoice::Best)?;
-    for subject in &mut subjects {
-        if let Some(n) = args.normalisation {
-            (subject.meta.mean, subject.meta.std) = (n.mean, n.std);
-        }
+    let networks = args.networks.open(&here, PeerChoice::Best)?;
+    for network in &networks {
         for format in &formats {
-            format::accepts(*format, &Source { network: subject, with_classifier: args.with_classifier })?;
+            format::accepts(*format, &Source { network, with_classifier: args.with_classifier })?;
         }
     }
 
     let mut shown = Table::new("", &["network", "format", "file", "tensors", "largest difference after reload"]);
     let mut made = vec![];
-    for subject in &subjects {
-        let source = Source { network: subject, with_classifier: args.with_classifier };
+    for network in &networks {
+        let source = Source { network, with_classifier: args.with_classifier };
         for format in &formats {
-            let folder = folder(args, subject, subjects.len()).join(format.name());
+            let folder = folder(args, network, networks.len()).join(format.name());
             let facts = package::write(*format, &source, &folder, options.tolerance, common.commit)?;
             shown.push(vec![
-                Cell::text(&subject.name),
+                Cell::text(&network.name),
                 Cell::text(format.name()),
                 Cell::text(facts.file.display().to_string()),
                 Cell::Count(facts.tensors as i64),
@@ -192,7 +152,7 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
             ]);
             made.push(facts.json(&folder));
         }
-        subject.check_unchanged()?;
+        network.check_unchanged()?;
     }
     if common.json {
         common.print_json(&serde_json::json!({ "exports": made }));
@@ -204,14 +164,14 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
 }
 
 /// `--out` itself for one network, a folder in it for each of several; without it `export/` in the run's folder or in results/.
-fn folder(args: &Args, subject: &Subject, subjects: usize) -> PathBuf {
-    let name = subject.name.replace('/', "-");
-    match &args.subjects.out {
-        Some(out) if subjects == 1 => out.clone(),
+fn folder(args: &Args, network: &TrainedNetwork, networks: usize) -> PathBuf {
+    let name = network.name.replace('/', "-");
+    match &args.networks.out {
+        Some(out) if networks == 1 => out.clone(),
         Some(out) => out.join(name),
         None => {
-            let own = subject.peer.filter(|_| subject.run.is_some()).map_or(name, |m| format!("peer-{m}"));
-            subject.out.join(Path::new("export")).join(own)
+            let own = network.peer.filter(|_| network.run.is_some()).map_or(name, |m| format!("peer-{m}"));
+            network.out.join(Path::new("export")).join(own)
         }
     }
 }

@@ -3,69 +3,77 @@
 
 use std::path::PathBuf;
 
-use clap::Args as ClapArgs;
 use serde_json::json;
 use tch::Tensor;
 
+use super::Measurement;
 use crate::error::{Error, Result};
 use crate::eval::Common;
-use crate::eval::dataset::Target;
+use crate::eval::answers::{ensemble, logits, own_dataset};
+use crate::eval::dataset::TargetDataset;
 use crate::eval::features::{self, Prepared};
 use crate::eval::figures::{gate_figure, lambda_figures};
-use crate::eval::measures::accuracy::{self, own_dataset};
-use crate::eval::network::{PeerChoice, Subject, SubjectArgs};
+use crate::eval::network::{NetworkArgs, PeerChoice, TrainedNetwork};
 use crate::eval::record::{self, Record};
 use crate::eval::score::Score;
 use crate::eval::stats;
 use crate::files;
 use crate::report::plot::Heat;
 use crate::report::{Cell, Figure, Table};
-use crate::run::Run;
+use crate::run::{Run, RunFolder};
 
-pub const ABOUT: &str = "Look at a cohort: agreement, similarity, layer matching, which network to ship";
-
-#[derive(Debug, Clone, ClapArgs)]
+/// The flags of the command.
+#[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// Run folder; may be repeated
     #[arg(long = "run", value_name = "DIR", default_value = "runs/latest")]
-    pub runs: Vec<PathBuf>,
+    runs: Vec<PathBuf>,
     /// Do not keep or use extracted features
     #[arg(long)]
-    pub no_cache: bool,
+    no_cache: bool,
 }
 
 /// Two networks that agree this often although they are wrong more often than that allows have stopped being different.
 const COLLAPSED: f64 = 97.0;
 
-pub fn run(args: &Args, common: &Common) -> Result<()> {
-    let mut outputs = vec![];
-    for folder in &args.runs {
-        let run = Run::read(folder)?;
-        let subjects =
-            SubjectArgs { runs: vec![folder.clone()], peer: Some(PeerChoice::All), ..Default::default() }.open(common, PeerChoice::All)?;
-        outputs.push(one(&run, &subjects, args, common)?);
+impl Measurement for Args {
+    const NAME: &'static str = "cohort";
+    const ABOUT: &'static str = "Look at a cohort: agreement, similarity, layer matching, which network to ship";
+
+    fn check(&self) -> Result<()> {
+        Ok(())
     }
-    if common.json {
-        common.print_json(&json!({ "cohorts": outputs }));
+
+    fn run(&self, common: &Common) -> Result<()> {
+        let mut outputs = vec![];
+        for folder in &self.runs {
+            let run = Run::read(folder)?;
+            let all = Some(PeerChoice::All);
+            let networks = NetworkArgs::of_runs(std::slice::from_ref(folder), all).open(common, PeerChoice::All)?;
+            outputs.push(one(&run, &networks, self, common)?);
+        }
+        if common.json {
+            common.print_json(&json!({ "cohorts": outputs }));
+        }
+        Ok(())
     }
-    Ok(())
 }
 
-fn one(run: &Run, subjects: &[Subject], args: &Args, common: &Common) -> Result<serde_json::Value> {
-    let name = own_dataset(None, &subjects[0])?;
-    let target = Target::source(name, common)?;
+fn one(run: &Run, networks: &[TrainedNetwork], args: &Args, common: &Common) -> Result<serde_json::Value> {
+    let name = own_dataset(None, &networks[0])?;
+    let target = TargetDataset::source(name, common)?;
     let labels = &target.dataset.test.labels;
-    let mut logits: Vec<Tensor> = vec![];
+    let mut all_logits: Vec<Tensor> = vec![];
     let mut features = vec![];
-    for subject in subjects {
-        logits.push(accuracy::logits(subject, &target, 0, common)?);
-        let prepared = Prepared::new(&target.dataset, subject, subject.image_size(0))?;
-        features.push(features::features(subject, &prepared.dataset.test, &prepared.transform, !args.no_cache, common)?);
-        subject.check_unchanged()?;
+    for network in networks {
+        all_logits.push(logits(network, &target, 0, common)?);
+        let prepared = Prepared::new(&target.dataset, network, network.image_size(0))?;
+        features.push(features::features(network, &prepared.dataset.test, &prepared.transform, !args.no_cache, common)?);
+        network.check_unchanged()?;
     }
-    let scores: Vec<Score> = logits.iter().map(|z| Score::new(z, labels)).collect();
-    let together = accuracy::ensemble(&logits, labels);
-    let count = subjects.len();
+    let scores: Vec<Score> = all_logits.iter().map(|z| Score::new(z, labels)).collect();
+    let together = ensemble(&all_logits, labels);
+    let count = networks.len();
     let matrix =
         |value: &dyn Fn(usize, usize) -> f64| (0..count).map(|a| (0..count).map(|b| value(a, b)).collect()).collect::<Vec<Vec<f64>>>();
     let agreement = matrix(&|a, b| scores[a].agreement(&scores[b]));
@@ -76,13 +84,13 @@ fn one(run: &Run, subjects: &[Subject], args: &Args, common: &Common) -> Result<
     let held: Vec<f64> = (0..count)
         .map(|m| run.column(&format!("holdout.peer{m}.top1")).into_iter().filter(|v| v.is_finite()).fold(f64::NAN, f64::max))
         .collect();
-    for (m, subject) in subjects.iter().enumerate() {
+    for (m, network) in networks.iter().enumerate() {
         shown.push(vec![
-            Cell::text(&subject.name),
-            Cell::text(subject.arch.name),
+            Cell::text(&network.name),
+            Cell::text(network.arch.name),
             Cell::Score(scores[m].top1(), 2),
             Cell::score(Some(held[m])),
-            Cell::Score(subject.params.count() as f64 / 1e6, 2),
+            Cell::Score(network.params.count() as f64 / 1e6, 2),
         ]);
     }
     shown.push(vec![Cell::text(format!("ensemble of {count}")), Cell::Empty, Cell::Score(together.top1(), 2), Cell::Empty, Cell::Empty]);
@@ -90,7 +98,7 @@ fn one(run: &Run, subjects: &[Subject], args: &Args, common: &Common) -> Result<
         let chosen = (0..count).rev().max_by(|&a, &b| held[a].total_cmp(&held[b])).expect("a cohort has networks");
         format!(
             "ship network {chosen} ({}): best on the held-out images, {:.2}; networks/best.safetensors",
-            subjects[chosen].arch.name, held[chosen]
+            networks[chosen].arch.name, held[chosen]
         )
     } else {
         "no images were held out, so nothing honest can choose: set data.holdout and train again, or ship any".to_string()
@@ -106,7 +114,7 @@ fn one(run: &Run, subjects: &[Subject], args: &Args, common: &Common) -> Result<
     }
     warnings.iter().for_each(|w| common.warn(w));
 
-    let names: Vec<String> = subjects.iter().enumerate().map(|(m, s)| format!("{m}: {}", s.arch.name)).collect();
+    let names: Vec<String> = networks.iter().enumerate().map(|(m, n)| format!("{m}: {}", n.arch.name)).collect();
     let mut figures = vec![];
     if count > 1 {
         let heat = |title: &str, values: &[Vec<f64>], limits, decimals| {
@@ -125,7 +133,7 @@ fn one(run: &Run, subjects: &[Subject], args: &Args, common: &Common) -> Result<
         ));
     }
     let drawn_by_training = [lambda_figures(run), gate_figure(run).into_iter().collect()].concat();
-    let folder = subjects[0].out.join("figures");
+    let folder = RunFolder::at(&networks[0].out).figures();
     std::fs::create_dir_all(&folder).map_err(Error::io("cannot make", &folder))?;
     let folder = folder.canonicalize().map_err(Error::io("cannot find", &folder))?;
     let mut kept = vec![];
@@ -136,19 +144,10 @@ fn one(run: &Run, subjects: &[Subject], args: &Args, common: &Common) -> Result<
     }
     // The report draws lambda and gates itself, from the metrics.
     let listed: Vec<_> = kept.iter().take(figures.len()).map(|(path, caption)| json!({ "svg": path, "caption": caption })).collect();
-    let measured = |metric: &str, variant: String, value: f64| Record {
-        variant,
-        dataset: target.dataset.name.into(),
-        metric: metric.into(),
-        value,
-        n_test: labels.len(),
-        split_hash: target.hash.clone(),
-        image_size: subjects[0].image_size(0),
-        detail: json!({ "figures": listed }),
-        warnings: warnings.clone(),
-        subject: subjects[0].cohort().to_string(),
-        peer: None,
-        ..Record::new("cohort", &subjects[0], common)
+    let measured = |metric: &str, variant: String, value: f64| {
+        let record = Record::new(Args::NAME, &networks[0], common).of_cohort(&networks[0]).on(&target, networks[0].image_size(0));
+        let detail = json!({ "figures": listed });
+        Record { metric: metric.into(), variant, value, detail, warnings: warnings.clone(), ..record }
     };
     let mut records = vec![measured("ensemble_gain", format!("over network {best}"), together.top1() - scores[best].top1())];
     for a in 0..count {
@@ -157,7 +156,7 @@ fn one(run: &Run, subjects: &[Subject], args: &Args, common: &Common) -> Result<
             records.push(measured("linear_cka", format!("networks {a} and {b}"), cka[a][b]));
         }
     }
-    record::append(&subjects[0].out, &records)?;
+    record::append(&networks[0].out, &records)?;
     if !common.json {
         println!("{} ({}), {} test images of {}", run.name, run.method(), labels.len(), target.dataset.name);
         print!("{}", shown.plain());
@@ -168,7 +167,7 @@ fn one(run: &Run, subjects: &[Subject], args: &Args, common: &Common) -> Result<
         kept.iter().for_each(|(path, _)| println!("{}", path.display()));
     }
     Ok(json!({
-        "run": run.name, "networks": subjects.iter().zip(&scores).map(|(s, score)| json!({ "name": s.name, "top1": score.top1() })).collect::<Vec<_>>(),
+        "run": run.name, "networks": networks.iter().zip(&scores).map(|(n, score)| json!({ "name": n.name, "top1": score.top1() })).collect::<Vec<_>>(),
         "ensemble_top1": together.top1(), "agreement": agreement, "linear_cka": cka, "ship": ship, "warnings": warnings,
         "figures": kept.iter().map(|(p, _)| p).collect::<Vec<_>>(),
     }))

@@ -5,61 +5,59 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use clap::Args as ClapArgs;
 use rand::seq::SliceRandom;
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::data::sampler;
+use super::Measurement;
+use crate::data::{self, sampler};
 use crate::error::{Error, Result};
-use crate::eval::Common;
-use crate::eval::dataset::Target;
-use crate::eval::features::{self, Prepared};
-use crate::eval::network::{PeerChoice, SubjectArgs};
+use crate::eval::answers::{logits, own_dataset};
+use crate::eval::dataset::TargetDataset;
+use crate::eval::features;
+use crate::eval::network::{NetworkArgs, PeerChoice, TrainedNetwork};
 use crate::eval::probe::logreg::{self, Options as FitOptions};
-use crate::eval::protocol::{HowArgs, require};
+use crate::eval::protocol::{HowArgs, Protocol, Shipped, require};
 use crate::eval::record::{self, Record};
 use crate::eval::score::Score;
-use crate::eval::{network, stats};
+use crate::eval::{Common, stats};
 use crate::methods;
 use crate::recipe::Recipe;
 use crate::report::plot::{Lines, Series};
 use crate::report::{Cell, Figure, Table};
+use crate::run::RunFolder;
 use crate::system::ranks::Ranks;
 use crate::train::{self, Job};
 use crate::{files, rng};
 
-pub const ABOUT: &str = "Measure with few labelled images a class, or pre-train on parts of a training set";
-
-#[derive(Debug, Clone, ClapArgs)]
+/// The flags of the command.
+#[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    pub subjects: SubjectArgs,
+    pub(crate) networks: NetworkArgs,
     /// The dataset the few images are drawn from (needed with --shots)
     #[arg(long)]
-    pub dataset: Option<String>,
+    dataset: Option<String>,
     /// Images a class, e.g. 1,5,10 [default: the protocol's]
     #[arg(long, value_delimiter = ',')]
-    pub shots: Vec<i64>,
+    shots: Vec<i64>,
     /// Draws for each number of shots [default: the protocol's]
     #[arg(long)]
-    pub tries: Option<i64>,
+    tries: Option<i64>,
     /// The paper's few-shot: pre-train on these parts of the training set, e.g. 0.25,0.5,0.75,1; runs go to --out [runs/few-shot]
     #[arg(long, value_delimiter = ',', requires = "recipe", conflicts_with_all = ["shots", "tries", "runs", "weights"])]
-    pub fractions: Vec<f64>,
+    pub(crate) fractions: Vec<f64>,
     /// The recipe --fractions trains, e.g. protocols/pretrain/cifar100-wrn_40_2.toml; --set changes its keys, e.g. train.epochs=3
     #[arg(long, requires = "fractions")]
-    pub recipe: Option<PathBuf>,
+    pub(crate) recipe: Option<PathBuf>,
     /// The methods --fractions compares [default: the recipe's]
     #[arg(long, value_delimiter = ',', requires = "fractions")]
-    pub methods: Vec<String>,
-    /// few-shot or a TOML file
-    #[arg(long, default_value = "few-shot")]
-    pub protocol: String,
+    pub(crate) methods: Vec<String>,
     #[command(flatten)]
-    pub how: HowArgs,
+    pub(crate) how: HowArgs,
 }
 
+/// The keys of the protocol.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FewShot {
@@ -72,8 +70,51 @@ struct FewShot {
     seed: u64,
 }
 
-pub fn run(args: &Args, common: &Common) -> Result<()> {
-    if args.fractions.is_empty() { shots(args, common) } else { fractions(args, common) }
+impl Args {
+    fn protocol(&self) -> Result<(Protocol, FewShot)> {
+        let mut protocol = self.how.protocol(Self::PROTOCOLS, Self::DEFAULT_PROTOCOL)?;
+        if !self.shots.is_empty() {
+            protocol.set("shots", self.shots.clone());
+        }
+        if let Some(tries) = self.tries {
+            protocol.set("tries", tries);
+        }
+        let p: FewShot = protocol.options()?;
+        require(!p.shots.is_empty() && p.shots.iter().all(|s| *s > 0), "shots", &p.shots, "numbers from 1")?;
+        require(p.tries > 0, "tries", p.tries, "1 or more")?;
+        require(
+            p.c > 0.0 && p.tolerance > 0.0 && p.max_iterations > 0,
+            "c, tolerance, max_iterations",
+            (p.c, p.tolerance, p.max_iterations),
+            "above 0",
+        )?;
+        Ok((protocol, p))
+    }
+
+    /// The dataset the images are drawn from.
+    fn dataset(&self) -> Result<&str> {
+        self.dataset.as_deref().ok_or_else(|| Error::input("few-shot needs --dataset NAME (or --fractions and --recipe)"))
+    }
+}
+
+impl Measurement for Args {
+    const NAME: &'static str = "few-shot";
+    const ABOUT: &'static str = "Measure with few labelled images a class, or pre-train on parts of a training set";
+    const PROTOCOLS: &'static [Shipped] =
+        &[Shipped { name: "few-shot", text: include_str!("../../../protocols/eval/few-shot.toml"), repeats: &["shots"] }];
+
+    fn check(&self) -> Result<()> {
+        if !self.fractions.is_empty() {
+            return Err(Error::input("--fractions trains runs of its own, and measures none that is there"));
+        }
+        self.networks.check()?;
+        data::find(self.dataset()?)?;
+        self.protocol().map(drop)
+    }
+
+    fn run(&self, common: &Common) -> Result<()> {
+        shots(self, common)
+    }
 }
 
 /// `shots` images of every class of a training split, the try's own; in the order of the split.
@@ -82,7 +123,7 @@ pub fn draw(labels: &[i64], classes: usize, shots: usize, seed: u64, attempt: u6
     for class in 0..classes as i64 {
         let mut members: Vec<usize> = (0..labels.len()).filter(|&i| labels[i] == class).collect();
         if members.len() < shots {
-            return Err(Error::input(format!("--shots {shots}: class {class} has {} training images", members.len())));
+            return Err(Error::input(format!("class {class} has {} training images; {shots} are asked for", members.len())));
         }
         members.shuffle(&mut rng::stream(seed, "shots", &[attempt, class as u64]));
         drawn.extend(&members[..shots]);
@@ -92,42 +133,27 @@ pub fn draw(labels: &[i64], classes: usize, shots: usize, seed: u64, attempt: u6
 }
 
 fn shots(args: &Args, common: &Common) -> Result<()> {
-    let mut protocol = args.how.protocol(&args.protocol, &["few-shot"])?;
-    if !args.shots.is_empty() {
-        protocol.set("shots", args.shots.clone());
-    }
-    if let Some(tries) = args.tries {
-        protocol.set("tries", tries);
-    }
-    let p: FewShot = protocol.options()?;
-    require(!p.shots.is_empty() && p.shots.iter().all(|s| *s > 0), "shots", &p.shots, "numbers from 1")?;
-    require(p.tries > 0, "tries", p.tries, "1 or more")?;
-    require(
-        p.c > 0.0 && p.tolerance > 0.0 && p.max_iterations > 0,
-        "c, tolerance, max_iterations",
-        (p.c, p.tolerance, p.max_iterations),
-        "above 0",
-    )?;
-    let name = args.dataset.as_deref().ok_or_else(|| Error::input("few-shot needs --dataset NAME (or --fractions and --recipe)"))?;
-    let subjects = args.subjects.open(common, PeerChoice::Best)?;
-    let target = Target::open(name, common)?;
+    let (protocol, p) = args.protocol()?;
+    let name = args.dataset()?;
+    let networks = args.networks.open(common, PeerChoice::Best)?;
+    let target = TargetDataset::open(name, common)?;
     let classes = target.dataset.classes.len();
     // Drawn before any network runs: too many shots are refused at once, and all networks get the same draws.
     let mut draws: Vec<(usize, usize, Vec<usize>)> = vec![];
     for &shots in &p.shots {
         for attempt in 0..p.tries {
-            draws.push((shots, attempt, draw(&target.dataset.train.labels, classes, shots, p.seed, attempt as u64)?));
+            let drawn = draw(&target.dataset.train.labels, classes, shots, p.seed, attempt as u64)
+                .map_err(|e| Error::input(format!("--shots {shots}: {e}")))?;
+            draws.push((shots, attempt, drawn));
         }
     }
     let options = FitOptions { c: p.c, tolerance: p.tolerance, max_iterations: p.max_iterations };
     let mut shown = Table::new("", &["network", "method", "shots", "top-1", "± (95 %)", "lowest", "highest", "draws"]);
     let mut records = vec![];
-    for subject in &subjects {
-        let side = subject.image_size(p.image_size);
-        let prepared = Prepared::new(&target.dataset, subject, side)?;
-        let features = |split| features::features(subject, split, &prepared.transform, !args.how.no_cache, common);
-        let (train, test) = (features(&prepared.dataset.train)?, features(&prepared.dataset.test)?);
-        let folder = subject.out.join("draws");
+    for network in &networks {
+        let side = network.image_size(p.image_size);
+        let (train, test) = features::of_dataset(network, &target, side, !args.how.no_cache, common)?;
+        let folder = RunFolder::at(&network.out).draws();
         std::fs::create_dir_all(&folder).map_err(Error::io("cannot make", &folder))?;
         let mut own = vec![];
         for &shots in &p.shots {
@@ -142,14 +168,14 @@ fn shots(args: &Args, common: &Common) -> Result<()> {
                 let hash = sampler::write_index(&path, rows)?;
                 files.push(json!({ "try": attempt, "file": path, "sha256": hash }));
             }
-            subject.check_unchanged()?;
+            network.check_unchanged()?;
             let (mean, half) = stats::mean_interval(&values);
             let half_width = half.unwrap_or(f64::NAN);
             let (low, high) =
                 (values.iter().copied().fold(f64::INFINITY, f64::min), values.iter().copied().fold(f64::NEG_INFINITY, f64::max));
             shown.push(vec![
-                Cell::text(&subject.name),
-                Cell::text(&subject.method),
+                Cell::text(&network.name),
+                Cell::text(&network.method),
                 Cell::Count(shots as i64),
                 Cell::Score(mean, 2),
                 Cell::score(half),
@@ -157,23 +183,19 @@ fn shots(args: &Args, common: &Common) -> Result<()> {
                 Cell::Score(high, 2),
                 Cell::Count(values.len() as i64),
             ]);
+            let record = Record::new(Args::NAME, network, common).on(&target, side).protocol(&protocol);
             own.push(Record {
-                variant: format!("shots={shots}"),
-                dataset: target.dataset.name.into(),
                 value: mean,
                 ci_low: half.map(|_| mean - half_width),
                 ci_high: half.map(|_| mean + half_width),
                 seed: Some(p.seed),
                 n_train: shots * classes,
-                n_test: test.y.len(),
-                split_hash: target.hash.clone(),
-                image_size: side,
                 seconds: began.elapsed().as_secs_f64(),
                 detail: json!({ "tries": values, "draws": files }),
-                ..Record::new("few-shot", subject, common).protocol(&protocol)
+                ..record.variant(format!("shots={shots}"))
             });
         }
-        record::keep(&own, std::slice::from_ref(subject), common)?;
+        record::keep(&own, common)?;
         records.extend(own);
     }
     if common.json {
@@ -190,7 +212,7 @@ fn shots(args: &Args, common: &Common) -> Result<()> {
 }
 
 /// Pre-trains every method on every part, then tests the networks on the whole test split. Finished runs are not trained again.
-fn fractions(args: &Args, common: &Common) -> Result<()> {
+pub(crate) fn fractions(args: &Args, common: &Common) -> Result<()> {
     let recipe_path = args.recipe.as_deref().expect("clap asks for it");
     if let Some(bad) = args.fractions.iter().find(|f| !(**f > 0.0 && **f <= 1.0)) {
         return Err(Error::input(format!("--fractions {bad}: accepted: above 0, up to 1")));
@@ -211,7 +233,7 @@ fn fractions(args: &Args, common: &Common) -> Result<()> {
             jobs.push((fraction, recipe_of(*method, fraction)?));
         }
     }
-    let folder = args.subjects.out.clone().unwrap_or_else(|| PathBuf::from("runs/few-shot"));
+    let folder = args.networks.out.clone().unwrap_or_else(|| PathBuf::from("runs/few-shot"));
     let stop = AtomicBool::new(false);
     let mut records = vec![];
     let mut shown = Table::new("", &["method", "networks", "fraction", "training images", "top-1 (mean of networks)"]);
@@ -235,9 +257,8 @@ fn fractions(args: &Args, common: &Common) -> Result<()> {
             stop: &stop,
         };
         train::run(job)?;
-        let subjects =
-            SubjectArgs { runs: vec![out.clone()], peer: Some(PeerChoice::All), ..Default::default() }.open(common, PeerChoice::All)?;
-        let own = measure_fraction(&subjects, fraction, common)?;
+        let networks = NetworkArgs::of_runs(std::slice::from_ref(&out), Some(PeerChoice::All)).open(common, PeerChoice::All)?;
+        let own = measure_fraction(&networks, fraction, common)?;
         let mean = own.iter().map(|r| r.value).sum::<f64>() / own.len() as f64;
         shown.push(vec![
             Cell::text(&method),
@@ -259,36 +280,25 @@ fn fractions(args: &Args, common: &Common) -> Result<()> {
         println!(
             "{}\n{} (`mcl-eval report --results {}` shows both)",
             path.display(),
-            folder.join("results.csv").display(),
+            RunFolder::at(&folder).results_csv().display(),
             folder.display()
         );
     }
     Ok(())
 }
 
-fn measure_fraction(subjects: &[network::Subject], fraction: f64, common: &Common) -> Result<Vec<Record>> {
+fn measure_fraction(networks: &[TrainedNetwork], fraction: f64, common: &Common) -> Result<Vec<Record>> {
     let mut records = vec![];
-    for subject in subjects {
-        let name = crate::eval::measures::accuracy::own_dataset(None, subject)?;
-        let target = Target::source(name, common)?;
-        let score = Score::new(&crate::eval::measures::accuracy::logits(subject, &target, 0, common)?, &target.dataset.test.labels);
-        let run = subject.run.as_deref().unwrap_or(Path::new("."));
-        let environment = run.join("environment.json");
-        let text = std::fs::read_to_string(&environment).map_err(Error::open(&environment))?;
-        let known: serde_json::Value = serde_json::from_str(&text).map_err(|e| Error::file(&environment, e.to_string()))?;
-        let (low, high) = score.interval(1);
+    for network in networks {
+        let target = TargetDataset::source(own_dataset(None, network)?, common)?;
+        let score = Score::new(&logits(network, &target, 0, common)?, &target.dataset.test.labels);
+        let known = RunFolder::at(network.run.as_deref().unwrap_or(Path::new("."))).read_environment()?;
+        let record = Record::new(Args::NAME, network, common).on(&target, network.image_size(0)).score(&score, 1, &[]);
         records.push(Record {
-            variant: format!("fraction={fraction}"),
-            dataset: target.dataset.name.into(),
-            value: score.top1(),
-            ci_low: Some(low),
-            ci_high: Some(high),
-            top5: Some(score.top5()),
             n_train: known["train_images"].as_u64().unwrap_or(0) as usize,
-            n_test: target.dataset.test.len(),
             split_hash: known["train_split_hash"].as_str().unwrap_or_default().to_string(),
-            image_size: subject.image_size(0),
-            ..Record::new("few-shot", subject, common)
+            detail: serde_json::Value::Null,
+            ..record.variant(format!("fraction={fraction}"))
         });
     }
     Ok(records)

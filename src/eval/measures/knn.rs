@@ -2,40 +2,37 @@
 
 use std::time::Instant;
 
-use clap::Args as ClapArgs;
 use serde::Deserialize;
 use tch::{Kind, Tensor};
 
+use super::Measurement;
+use crate::data;
 use crate::error::Result;
 use crate::eval::Common;
-use crate::eval::dataset::Target;
-use crate::eval::features::{self, Features, Prepared};
-use crate::eval::network::{PeerChoice, SubjectArgs};
-use crate::eval::protocol::{HowArgs, require};
+use crate::eval::dataset::TargetDataset;
+use crate::eval::features::{self, Features};
+use crate::eval::network::{NetworkArgs, PeerChoice};
+use crate::eval::protocol::{HowArgs, Protocol, Shipped, require};
 use crate::eval::record::{self, Record};
 use crate::eval::score::Score;
 use crate::losses::unit::Norm;
-use crate::report::{Cell, Table};
 
-pub const ABOUT: &str = "Classify by nearest neighbours in frozen features";
-
-#[derive(Debug, Clone, ClapArgs)]
+/// The flags of the command.
+#[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    pub subjects: SubjectArgs,
+    networks: NetworkArgs,
     /// The dataset whose training images are the neighbours and whose test images are classified
     #[arg(long)]
-    pub dataset: String,
+    dataset: String,
     /// Numbers of neighbours, e.g. 1,20,200 [default: the protocol's]
     #[arg(long, value_delimiter = ',')]
-    pub k: Vec<i64>,
-    /// knn or a TOML file
-    #[arg(long, default_value = "knn")]
-    pub protocol: String,
+    k: Vec<i64>,
     #[command(flatten)]
-    pub how: HowArgs,
+    how: HowArgs,
 }
 
+/// The keys of the protocol.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Knn {
@@ -72,78 +69,57 @@ pub fn scores(train: &Features, test: &Features, ks: &[i64], temperature: f64, c
     parts.iter().map(|part| Tensor::cat(part, 0)).collect()
 }
 
-pub fn run(args: &Args, common: &Common) -> Result<()> {
-    let mut protocol = args.how.protocol(&args.protocol, &["knn"])?;
-    if !args.k.is_empty() {
-        protocol.set("ks", args.k.clone());
-    }
-    let p: Knn = protocol.options()?;
-    require(!p.ks.is_empty() && p.ks.iter().all(|k| *k > 0), "ks", &p.ks, "numbers from 1")?;
-    require(p.temperature > 0.0, "temperature", p.temperature, "above 0")?;
-    let subjects = args.subjects.open(common, PeerChoice::Best)?;
-    let target = Target::open(&args.dataset, common)?;
-    let classes = target.dataset.classes.len() as i64;
-    let mut records = vec![];
-    for subject in &subjects {
-        let side = subject.image_size(p.image_size);
-        let prepared = Prepared::new(&target.dataset, subject, side)?;
-        let features = |split| features::features(subject, split, &prepared.transform, !args.how.no_cache, common);
-        let (train, test) = (features(&prepared.dataset.train)?, features(&prepared.dataset.test)?);
-        let began = Instant::now();
-        // More neighbours than there are images is the same as all of them: said once, not measured twice.
-        let mut ks: Vec<i64> = p.ks.iter().map(|k| (*k).min(train.y.len() as i64)).collect();
-        ks.dedup();
-        let all = scores(&train, &test, &ks, p.temperature, classes);
-        subject.check_unchanged()?;
-        let seconds = began.elapsed().as_secs_f64();
-        let mut own = vec![];
-        for (k, scores) in ks.iter().zip(&all) {
-            let score = Score::new(scores, &test.y);
-            let (low, high) = score.interval(1);
-            let warnings: Vec<String> = score.at_chance().then(|| format!("k = {k}: at chance level")).into_iter().collect();
-            warnings.iter().for_each(|w| common.warn(format!("{}: {w}", subject.name)));
-            own.push(Record {
-                variant: format!("k={k}"),
-                dataset: target.dataset.name.into(),
-                value: score.top1(),
-                ci_low: Some(low),
-                ci_high: Some(high),
-                top5: Some(score.top5()),
-                n_train: train.y.len(),
-                n_test: test.y.len(),
-                split_hash: target.hash.clone(),
-                image_size: side,
-                seconds,
-                warnings,
-                detail: score.detail(&target.dataset.classes),
-                ..Record::new("knn", subject, common).protocol(&protocol)
-            });
+impl Args {
+    fn protocol(&self) -> Result<(Protocol, Knn)> {
+        let mut protocol = self.how.protocol(Self::PROTOCOLS, Self::DEFAULT_PROTOCOL)?;
+        if !self.k.is_empty() {
+            protocol.set("ks", self.k.clone());
         }
-        record::keep(&own, std::slice::from_ref(subject), common)?;
-        records.extend(own);
+        let p: Knn = protocol.options()?;
+        require(!p.ks.is_empty() && p.ks.iter().all(|k| *k > 0), "ks", &p.ks, "numbers from 1")?;
+        require(p.temperature > 0.0, "temperature", p.temperature, "above 0")?;
+        Ok((protocol, p))
     }
-    if common.json {
-        common.print_json(&record::json(&records, common));
-        return Ok(());
+}
+
+impl Measurement for Args {
+    const NAME: &'static str = "knn";
+    const ABOUT: &'static str = "Classify by nearest neighbours in frozen features";
+    const PROTOCOLS: &'static [Shipped] =
+        &[Shipped { name: "knn", text: include_str!("../../../protocols/eval/knn.toml"), repeats: &["ks"] }];
+
+    fn check(&self) -> Result<()> {
+        self.networks.check()?;
+        data::find(&self.dataset)?;
+        self.protocol().map(drop)
     }
-    let mut shown = Table::new("", &["network", "method", "k", "top-1", "95 % interval", "top-5"]);
-    for r in &records {
-        let interval = format!("{:.2} to {:.2}", r.ci_low.unwrap_or(f64::NAN), r.ci_high.unwrap_or(f64::NAN));
-        shown.push(vec![
-            Cell::text(&r.subject),
-            Cell::text(&r.method),
-            Cell::text(&r.variant[2..]),
-            Cell::Score(r.value, 2),
-            Cell::text(interval),
-            Cell::score(r.top5),
-        ]);
+
+    fn run(&self, common: &Common) -> Result<()> {
+        let (protocol, p) = self.protocol()?;
+        let networks = self.networks.open(common, PeerChoice::Best)?;
+        let target = TargetDataset::open(&self.dataset, common)?;
+        let classes = &target.dataset.classes;
+        let mut records = vec![];
+        for network in &networks {
+            let side = network.image_size(p.image_size);
+            let (train, test) = features::of_dataset(network, &target, side, !self.how.no_cache, common)?;
+            let began = Instant::now();
+            // More neighbours than there are images is the same as all of them: said once, not measured twice.
+            let mut ks: Vec<i64> = p.ks.iter().map(|k| (*k).min(train.y.len() as i64)).collect();
+            ks.dedup();
+            let all = scores(&train, &test, &ks, p.temperature, classes.len() as i64);
+            network.check_unchanged()?;
+            let seconds = began.elapsed().as_secs_f64();
+            let mut own = vec![];
+            for (k, scores) in ks.iter().zip(&all) {
+                let record = Record::new(Self::NAME, network, common).on(&target, side).trained_on(&target).protocol(&protocol);
+                let record = record.variant(format!("k={k}")).score(&Score::new(scores, &test.y), 1, classes);
+                own.push(Record { seconds, ..record });
+            }
+            record::keep(&own, common)?;
+            records.extend(own);
+        }
+        record::show(&records, &format!("nearest neighbours -> {}", target.counted()), "k", common);
+        Ok(())
     }
-    println!(
-        "nearest neighbours -> {}, {} training and {} test images",
-        target.dataset.name,
-        target.dataset.train.len(),
-        target.dataset.test.len()
-    );
-    print!("{}", shown.plain());
-    Ok(())
 }

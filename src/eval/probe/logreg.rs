@@ -19,23 +19,31 @@ pub struct Options {
     pub c: f64,
     /// Stop when no entry of the gradient is larger.
     pub tolerance: f64,
+    /// Stop after so many, converged or not.
     pub max_iterations: usize,
 }
 
 /// A linear classifier: `weight` `[C, D]`, `bias` `[C]`, f64.
 pub struct Classifier {
+    /// `[C, D]`.
     pub weight: Tensor,
+    /// `[C]`.
     pub bias: Tensor,
 }
 
 /// A fit and how it ended.
 pub struct Fitted {
+    /// What was found.
     pub classifier: Classifier,
+    /// The objective there.
     pub loss: f64,
+    /// Steps that were taken.
     pub iterations: usize,
+    /// How often loss and gradient were computed.
     pub evaluations: usize,
     /// Largest entry of the gradient at the end.
     pub gradient: f64,
+    /// The tolerance was met, or f64 has nothing left to gain.
     pub converged: bool,
 }
 

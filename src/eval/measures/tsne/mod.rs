@@ -1,67 +1,77 @@
 //! `mcl-eval tsne`: maps of the features of several networks side by side, from the same images and the same start, each with the numbers
 //! that say how far it may be believed. Engines: bhtsne (Barnes-Hut, default) and linfa-tsne.
 
+pub mod map;
+
 use std::path::PathBuf;
 use std::time::Instant;
 
-use clap::Args as ClapArgs;
 use linfa::traits::Transformer;
 use serde::Deserialize;
 use serde_json::json;
 use tch::{Kind, Tensor};
 
-use crate::data::sampler;
+use super::Measurement;
+use crate::data::{self, sampler};
 use crate::error::{Error, Result};
-use crate::eval::dataset::Target;
+use crate::eval::Common;
+use crate::eval::answers::own_dataset;
+use crate::eval::dataset::TargetDataset;
 use crate::eval::features::{self, Prepared};
-use crate::eval::measures::accuracy::own_dataset;
-use crate::eval::network::{PeerChoice, SubjectArgs};
-use crate::eval::protocol::{HowArgs, require};
+use crate::eval::network::{NetworkArgs, PeerChoice};
+use crate::eval::protocol::{HowArgs, Protocol, Shipped, require};
 use crate::eval::record::{self, Record};
-use crate::eval::{Common, embedding};
 use crate::files;
 use crate::report::plot::{Panel, Points, file_stem};
 use crate::report::{Cell, Figure, Table};
+use crate::run::RunFolder;
 
-pub const ABOUT: &str = "Map features to the plane, several networks side by side";
-
-#[derive(Debug, Clone, ClapArgs)]
+/// The flags of the command.
+#[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    pub subjects: SubjectArgs,
+    networks: NetworkArgs,
     /// The dataset whose test images are mapped [default: what the networks were trained on]
     #[arg(long)]
-    pub dataset: Option<String>,
+    dataset: Option<String>,
     /// bhtsne or linfa [default: the protocol's]
     #[arg(long)]
-    pub engine: Option<String>,
-    /// tsne or a TOML file
-    #[arg(long, default_value = "tsne")]
-    pub protocol: String,
+    engine: Option<String>,
     #[command(flatten)]
-    pub how: HowArgs,
+    how: HowArgs,
 }
 
 /// How a map is made.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tsne {
+    /// Side of the images; 0: the network's own.
     pub image_size: i64,
+    /// Test images that are mapped.
     pub samples: usize,
+    /// About how many neighbours count.
     pub perplexity: f64,
+    /// How much stronger points attract each other in the first iterations.
     pub exaggeration: f64,
     /// 0: chosen by the number of points.
     pub learning_rate: f64,
+    /// Of both phases together.
     pub iterations: usize,
+    /// Which implementation.
     pub engine: Engine,
+    /// Draws the images.
     pub seed: u64,
+    /// Of the score that tells how many of them a map keeps.
     pub neighbours: usize,
 }
 
+/// An implementation of t-SNE.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {
+    /// The Barnes-Hut approximation, from the shared start.
     Bhtsne,
+    /// linfa's, from a start of its own.
     Linfa,
 }
 
@@ -165,91 +175,110 @@ fn draw(labels: &[i64], samples: usize, seed: u64) -> Vec<usize> {
     }
 }
 
-pub fn run(args: &Args, common: &Common) -> Result<()> {
-    let mut protocol = args.how.protocol(&args.protocol, &["tsne"])?;
-    if let Some(engine) = &args.engine {
-        protocol.set("engine", engine.clone());
-    }
-    let p: Tsne = protocol.options()?;
-    require(p.perplexity >= 1.0, "perplexity", p.perplexity, "1 or more")?;
-    require(p.exaggeration >= 1.0, "exaggeration", p.exaggeration, "1 or more")?;
-    require(p.learning_rate >= 0.0, "learning_rate", p.learning_rate, "above 0, or 0 for one by the number of points")?;
-    require(
-        p.samples > 3 && p.iterations > 0 && p.neighbours > 0,
-        "samples, iterations, neighbours",
-        (p.samples, p.iterations, p.neighbours),
-        "4, 1, 1 or more",
-    )?;
-    let subjects = args.subjects.open(common, PeerChoice::All)?;
-    let name = own_dataset(args.dataset.as_deref(), &subjects[0])?;
-    // Networks are mapped on what they learned, unless asked otherwise: of `synthetic`, then, the task they were trained on.
-    let target = if args.dataset.is_some() { Target::open(name, common)? } else { Target::source(name, common)? };
-    let rows = draw(&target.dataset.test.labels, p.samples, p.seed);
-    let labels: Vec<i64> = rows.iter().map(|&r| target.dataset.test.labels[r]).collect();
-    let mut sets = vec![];
-    for subject in &subjects {
-        let prepared = Prepared::new(&target.dataset, subject, subject.image_size(p.image_size))?;
-        sets.push(features::features(subject, &prepared.dataset.test, &prepared.transform, !args.how.no_cache, common)?.rows(&rows).x);
-        subject.check_unchanged()?;
-    }
-    let start = embedding::pca_start(&embedding::side_by_side(&sets));
-    let mut panels = vec![];
-    let mut records = vec![];
-    let mut shown = Table::new("", &["network", "method", "KL divergence", "neighbours kept (%)", "seconds"]);
-    for (subject, x) in subjects.iter().zip(&sets) {
-        let began = Instant::now();
-        let map = embed(x, &start, &p)?;
-        let seconds = began.elapsed().as_secs_f64();
-        let kl = embedding::kl(x, &map, p.perplexity)?;
-        let kept = 100.0 * embedding::neighbours_kept(x, &map, p.neighbours.min(rows.len() - 1));
-        common.say(format!("{}: KL {kl:.3}, {kept:.1} % of {} neighbours kept, {seconds:.1} s", subject.name, p.neighbours));
-        shown.push(vec![
-            Cell::text(&subject.name),
-            Cell::text(&subject.method),
-            Cell::Score(kl, 3),
-            Cell::Score(kept, 1),
-            Cell::Score(seconds, 1),
-        ]);
-        let title = if subject.method.is_empty() {
-            subject.name.clone()
-        } else {
-            format!("{} ({}, {})", subject.name, subject.method, subject.arch.name)
-        };
-        panels.push(Panel { title, note: format!("KL {kl:.3}, {kept:.0} % of {} nearest neighbours kept", p.neighbours), points: map });
-        for (metric, value) in [("kl", kl), ("neighbours_kept", kept)] {
-            records.push(Record {
-                dataset: target.dataset.name.into(),
-                metric: metric.into(),
-                value,
-                n_test: rows.len(),
-                seed: Some(p.seed),
-                split_hash: sampler::hash(&rows),
-                image_size: subject.image_size(p.image_size),
-                seconds,
-                ..Record::new("tsne", subject, common).protocol(&protocol)
-            });
+impl Args {
+    fn protocol(&self) -> Result<(Protocol, Tsne)> {
+        let mut protocol = self.how.protocol(Self::PROTOCOLS, Self::DEFAULT_PROTOCOL)?;
+        if let Some(engine) = &self.engine {
+            protocol.set("engine", engine.clone());
         }
+        let p: Tsne = protocol.options()?;
+        require(p.perplexity >= 1.0, "perplexity", p.perplexity, "1 or more")?;
+        require(p.exaggeration >= 1.0, "exaggeration", p.exaggeration, "1 or more")?;
+        require(p.learning_rate >= 0.0, "learning_rate", p.learning_rate, "above 0, or 0 for one by the number of points")?;
+        require(
+            p.samples > 3 && p.iterations > 0 && p.neighbours > 0,
+            "samples, iterations, neighbours",
+            (p.samples, p.iterations, p.neighbours),
+            "4, 1, 1 or more",
+        )?;
+        Ok((protocol, p))
     }
-    let folder = subjects[0].out.join("figures");
-    let joined: Vec<&str> = subjects.iter().map(|s| s.name.as_str()).collect();
-    let stem = format!("tsne-{}-{}", target.dataset.name, &files::sha256(format!("{joined:?}{}", protocol.hash()).as_bytes())[..8]);
-    let title = format!("t-SNE of {} test images of {} (perplexity {})", rows.len(), target.dataset.name, p.perplexity);
-    let svg = Points { title: &title, panels: &panels, labels: &labels, classes: &target.dataset.classes }.draw();
-    let figure = Figure::new(stem, format!("{title}; the same images and the same start in every panel"), svg);
-    let written = write(&folder, &figure, &panels, &rows, &labels, &target.dataset.classes)?;
-    for record in &mut records {
-        record.detail = json!({ "figures": [{ "svg": written[0], "caption": figure.caption }] });
+}
+
+impl Measurement for Args {
+    const NAME: &'static str = "tsne";
+    const ABOUT: &'static str = "Map features to the plane, several networks side by side";
+    const PROTOCOLS: &'static [Shipped] =
+        &[Shipped { name: "tsne", text: include_str!("../../../../protocols/eval/tsne.toml"), repeats: &[] }];
+
+    fn check(&self) -> Result<()> {
+        self.networks.check()?;
+        self.dataset.as_deref().map(data::find).transpose()?;
+        self.protocol().map(drop)
     }
-    record::keep(&records, &subjects, common)?;
-    if common.json {
-        let mut json = record::json(&records, common);
-        json["files"] = json!(written);
-        common.print_json(&json);
-    } else {
-        print!("{}", shown.plain());
-        written.iter().for_each(|path| println!("{}", path.display()));
+
+    fn run(&self, common: &Common) -> Result<()> {
+        let (protocol, p) = self.protocol()?;
+        let networks = self.networks.open(common, PeerChoice::All)?;
+        let name = own_dataset(self.dataset.as_deref(), &networks[0])?;
+        // Networks are mapped on what they learned, unless asked otherwise: of `synthetic`, then, the task they were trained on.
+        let target = if self.dataset.is_some() { TargetDataset::open(name, common)? } else { TargetDataset::source(name, common)? };
+        let rows = draw(&target.dataset.test.labels, p.samples, p.seed);
+        let labels: Vec<i64> = rows.iter().map(|&r| target.dataset.test.labels[r]).collect();
+        let mut sets = vec![];
+        for network in &networks {
+            let prepared = Prepared::new(&target.dataset, network, network.image_size(p.image_size))?;
+            sets.push(features::features(network, &prepared.dataset.test, &prepared.transform, !self.how.no_cache, common)?.rows(&rows).x);
+            network.check_unchanged()?;
+        }
+        let start = map::pca_start(&map::side_by_side(&sets));
+        let mut panels = vec![];
+        let mut records = vec![];
+        let mut shown = Table::new("", &["network", "method", "KL divergence", "neighbours kept (%)", "seconds"]);
+        for (network, x) in networks.iter().zip(&sets) {
+            let began = Instant::now();
+            let points = embed(x, &start, &p)?;
+            let seconds = began.elapsed().as_secs_f64();
+            let kl = map::kl(x, &points, p.perplexity)?;
+            let kept = 100.0 * map::neighbours_kept(x, &points, p.neighbours.min(rows.len() - 1));
+            common.say(format!("{}: KL {kl:.3}, {kept:.1} % of {} neighbours kept, {seconds:.1} s", network.name, p.neighbours));
+            shown.push(vec![
+                Cell::text(&network.name),
+                Cell::text(&network.method),
+                Cell::Score(kl, 3),
+                Cell::Score(kept, 1),
+                Cell::Score(seconds, 1),
+            ]);
+            let title = if network.method.is_empty() {
+                network.name.clone()
+            } else {
+                format!("{} ({}, {})", network.name, network.method, network.arch.name)
+            };
+            panels.push(Panel { title, note: format!("KL {kl:.3}, {kept:.0} % of {} nearest neighbours kept", p.neighbours), points });
+            for (metric, value) in [("kl", kl), ("neighbours_kept", kept)] {
+                let record = Record::new(Self::NAME, network, common).on(&target, network.image_size(p.image_size)).protocol(&protocol);
+                records.push(Record {
+                    metric: metric.into(),
+                    value,
+                    n_test: rows.len(),
+                    seed: Some(p.seed),
+                    split_hash: sampler::hash(&rows),
+                    seconds,
+                    ..record
+                });
+            }
+        }
+        let folder = RunFolder::at(&networks[0].out).figures();
+        let joined: Vec<&str> = networks.iter().map(|n| n.name.as_str()).collect();
+        let stem = format!("tsne-{}-{}", target.dataset.name, &files::sha256(format!("{joined:?}{}", protocol.hash()).as_bytes())[..8]);
+        let title = format!("t-SNE of {} test images of {} (perplexity {})", rows.len(), target.dataset.name, p.perplexity);
+        let svg = Points { title: &title, panels: &panels, labels: &labels, classes: &target.dataset.classes }.draw();
+        let figure = Figure::new(stem, format!("{title}; the same images and the same start in every panel"), svg);
+        let written = write(&folder, &figure, &panels, &rows, &labels, &target.dataset.classes)?;
+        for record in &mut records {
+            record.detail = json!({ "figures": [{ "svg": written[0], "caption": figure.caption }] });
+        }
+        record::keep(&records, common)?;
+        if common.json {
+            let mut json = record::json(&records, common);
+            json["files"] = json!(written);
+            common.print_json(&json);
+        } else {
+            print!("{}", shown.plain());
+            written.iter().for_each(|path| println!("{}", path.display()));
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// SVG, PNG and the coordinates.

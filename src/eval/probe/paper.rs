@@ -1,0 +1,91 @@
+//! The paper's linear classification protocol: SGD on features of freshly augmented images.
+
+use serde::Deserialize;
+use serde_json::json;
+use tch::Device;
+
+use super::heads::Heads;
+use super::{Probe, check_sgd};
+use crate::data::{Loader, Sampling, Transform, sampler};
+use crate::error::Result;
+use crate::eval::Common;
+use crate::eval::features::{self, Features, Prepared};
+use crate::eval::network::TrainedNetwork;
+use crate::eval::protocol::{Shipped, require};
+use crate::eval::score::Score;
+
+pub(super) const SHIPPED: Shipped =
+    Shipped { name: "paper", text: include_str!("../../../protocols/eval/linear-probe.toml"), repeats: &["seeds"] };
+
+/// The keys of the protocol.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Paper {
+    pub(super) image_size: i64,
+    augment: bool,
+    batch: usize,
+    epochs: usize,
+    lr: f64,
+    milestones: Vec<usize>,
+    momentum: f64,
+    weight_decay: f64,
+    pub(super) seeds: Vec<u64>,
+}
+
+/// Backbone passes take this many images at once: the backbone is frozen, so the steps of the classifier (a batch each) are the same.
+const PASS: usize = 256;
+
+impl Paper {
+    pub(super) fn check(&self) -> Result<()> {
+        require(self.batch > 0 && self.epochs > 0, "batch, epochs", (self.batch, self.epochs), "1 or more")?;
+        require(self.lr > 0.0 && self.lr.is_finite(), "lr", self.lr, "above 0")?;
+        check_sgd(self.momentum, self.weight_decay)
+    }
+
+    /// Trains a classifier on the training split and scores it on `test`.
+    pub(super) fn probe(
+        &self,
+        network: &TrainedNetwork,
+        prepared: &Prepared,
+        test: &Features,
+        seed: u64,
+        common: &Common,
+    ) -> Result<Probe> {
+        let split = &prepared.dataset.train;
+        let side = prepared.transform.size;
+        let (mean, std) = (network.meta.mean, network.meta.std);
+        let transform = match (self.augment, side <= features::SMALL) {
+            (false, _) => prepared.transform.clone(),
+            (true, true) => Transform::pad_crop(side, mean, std),
+            // What networks for large images are trained with.
+            (true, false) => Transform::random_resized(side, mean, std),
+        };
+        let classes = prepared.dataset.classes.len() as i64;
+        let mut heads = Heads::new(&[self.lr], classes, network.arch.dim, self.momentum, self.weight_decay, seed, Device::Cpu);
+        let mut extractor = network.extractor(common);
+        let group = (PASS / self.batch).max(1) * self.batch;
+        for epoch in 0..self.epochs {
+            let factor = 0.1f64.powi(self.milestones.iter().filter(|m| epoch >= **m).count() as i32);
+            let order: Vec<u32> = sampler::epoch(&split.labels, Sampling::Shuffled, self.batch, seed, epoch as u64)?.concat();
+            let passes = order.chunks(group).map(<[u32]>::to_vec).collect();
+            for batch in Loader::new(split, passes, transform.clone(), 1, seed, epoch as u64, 0) {
+                let batch = batch?;
+                let x = extractor.extract(&batch.views[0], false)?.features;
+                let count = x.size()[0];
+                let mut first = 0;
+                while first < count {
+                    let rows = (self.batch as i64).min(count - first);
+                    heads.step(&x.narrow(0, first, rows), &batch.labels.narrow(0, first, rows), factor);
+                    first += rows;
+                }
+            }
+            common.progress(epoch + 1, self.epochs, "epoch");
+        }
+        let scores = heads.scores(&test.x).remove(0);
+        let mut warnings = vec![];
+        if heads.diverged() {
+            warnings.push(format!("diverged: the classifier is not finite at lr {}", self.lr));
+        }
+        Ok(Probe { score: Score::new(&scores, &test.y), warnings, chosen: json!({ "lr": self.lr }) })
+    }
+}
