@@ -24,9 +24,9 @@ const MAY_USE: &[(&str, &str)] = &[
     ("cohort", "data nets params rng system"),
     ("methods", "cohort data error losses nets optim params registry rng system"),
     ("train", "cohort data error extractor files losses methods nets optim params recipe rng run system weights"),
-    ("eval", "data error extractor files methods nets params recipe report rng run system train weights"),
+    ("eval", "data error extractor files nets params report rng run system weights"),
     ("export", "commands data error eval files nets params registry rng weights"),
-    ("experiment", "commands error eval files methods nets recipe report rng run system train weights"),
+    ("experiment", "error eval files methods nets recipe report rng run system weights"),
     ("commands", "data error eval experiment export extractor files losses methods nets optim params report run system weights"),
 ];
 

@@ -12,7 +12,8 @@ use clap::Subcommand;
 use crate::error::Result;
 use crate::eval::Common;
 use crate::eval::measures::{accuracy, cohort, compare, few_shot, knn, linear_probe, tsne};
-use crate::{experiment as evidence, export};
+use crate::experiment::{evidence, fractions};
+use crate::export;
 
 /// Every measuring command: arguments and what runs them.
 #[derive(Debug, Subcommand)]
@@ -45,6 +46,7 @@ impl Command {
             Command::LinearProbe(args) => linear_probe::run(args, common),
             Command::Accuracy(args) => accuracy::run(args, common),
             Command::Knn(args) => knn::run(args, common),
+            Command::FewShot(args) if !args.fractions.is_empty() => fractions::run(args, common),
             Command::FewShot(args) => few_shot::run(args, common),
             Command::Tsne(args) => tsne::run(args, common),
             Command::Compare(args) => compare::run(args, common),

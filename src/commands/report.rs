@@ -5,13 +5,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args as ClapArgs;
-use serde_json::Value;
 
 use crate::error::{Error, Result};
 use crate::eval::Common;
 use crate::eval::figures::{by_epoch, gate_figure, lambda_figures};
-use crate::eval::protocol::Protocol;
-use crate::eval::record::{self, Record};
+use crate::eval::record::{self, Record, newest, protocol_of};
 use crate::files;
 use crate::report::plot::{Heat, Lines, Series};
 use crate::report::{Cell, Figure, Report, Section, Table, paper, table};
@@ -156,31 +154,6 @@ fn pretraining(runs: &[Run]) -> Section {
         section.text(FOUR_WAYS_NOTE);
     }
     section
-}
-
-/// The protocol a record followed: its name, and the keys that differ from what ships under its kind, e.g. `paper, epochs=2`. Keys that
-/// only say how many measurements were made do not count.
-pub fn protocol_of(r: &Record) -> String {
-    let kind = r.options["kind"].as_str().unwrap_or_default();
-    let shipped = Protocol::read(kind, &[kind], &[]).map(|p| p.json()).unwrap_or_default();
-    let changed = |(key, value): (&String, &Value)| {
-        let counts = !["kind", "seeds", "ks", "shots"].contains(&key.as_str()) && shipped.get(key).is_some_and(|s| s != value);
-        counts.then(|| format!("{key}={value}"))
-    };
-    let changed = r.options.as_object().into_iter().flatten().filter_map(changed);
-    std::iter::once(r.protocol.clone()).chain(changed).collect::<Vec<_>>().join(", ")
-}
-
-/// Of measurements that were made more than once with the same weights, settings and seed, the last.
-pub fn newest<'a>(records: &[&'a Record]) -> Vec<&'a Record> {
-    let key = |r: &Record| {
-        let of_run = (r.command.clone(), r.run.clone(), r.subject.clone(), r.weights_hash.clone(), r.seed, r.image_size);
-        (of_run, r.dataset.clone(), protocol_of(r), r.variant.clone(), r.metric.clone(), r.detail["a_weights"].to_string())
-    };
-    let last: BTreeMap<_, usize> = records.iter().enumerate().map(|(i, r)| (key(r), i)).collect();
-    let mut kept: Vec<usize> = last.into_values().collect();
-    kept.sort_unstable();
-    kept.into_iter().map(|i| records[i]).collect()
 }
 
 /// Our numbers in the paper's layout: networks down, methods across, the paper's under ours and the gap.

@@ -1,8 +1,7 @@
-//! `mcl-eval few-shot`: a few labelled images a class (--shots), or, as in the paper, pre-training on a part of the training set
-//! (--fractions) with the test split untouched.
+//! `mcl-eval few-shot`: a few labelled images a class (--shots). The paper's few-shot, pre-training on a part of the training set
+//! (--fractions) with the test split untouched, is an experiment: experiment::fractions.
 
-use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args as ClapArgs;
@@ -20,13 +19,9 @@ use crate::eval::probe::logreg::{self, Options as FitOptions};
 use crate::eval::protocol::{HowArgs, require};
 use crate::eval::record::{self, Record};
 use crate::eval::score::Score;
-use crate::eval::{network, stats};
-use crate::methods::METHODS;
-use crate::recipe::Recipe;
-use crate::report::plot::{Lines, Series};
-use crate::report::{Cell, Figure, Table};
-use crate::train::{self, Job};
-use crate::{files, rng};
+use crate::eval::stats;
+use crate::report::{Cell, Table};
+use crate::rng;
 
 pub const ABOUT: &str = "Measure with few labelled images a class, or pre-train on parts of a training set";
 
@@ -71,10 +66,6 @@ struct FewShot {
     seed: u64,
 }
 
-pub fn run(args: &Args, common: &Common) -> Result<()> {
-    if args.fractions.is_empty() { shots(args, common) } else { fractions(args, common) }
-}
-
 /// `shots` images of every class of a training split, the try's own; in the order of the split.
 pub fn draw(labels: &[i64], classes: usize, shots: usize, seed: u64, attempt: u64) -> Result<Vec<usize>> {
     let mut drawn = vec![];
@@ -90,7 +81,8 @@ pub fn draw(labels: &[i64], classes: usize, shots: usize, seed: u64, attempt: u6
     Ok(drawn)
 }
 
-fn shots(args: &Args, common: &Common) -> Result<()> {
+/// Measures with a few labelled images of each class. With --fractions there is nothing to measure yet: that is an experiment.
+pub fn run(args: &Args, common: &Common) -> Result<()> {
     let mut protocol = args.how.protocol(&args.protocol, &["few-shot"])?;
     if !args.shots.is_empty() {
         protocol.set("shots", args.shots.clone());
@@ -186,134 +178,4 @@ fn shots(args: &Args, common: &Common) -> Result<()> {
         print!("{}", shown.plain());
     }
     Ok(())
-}
-
-/// Pre-trains every method on every part, then tests the networks on the whole test split. Finished runs are not trained again.
-fn fractions(args: &Args, common: &Common) -> Result<()> {
-    let recipe_path = args.recipe.as_deref().expect("clap asks for it");
-    if let Some(bad) = args.fractions.iter().find(|f| !(**f > 0.0 && **f <= 1.0)) {
-        return Err(Error::input(format!("--fractions {bad}: accepted: above 0, up to 1")));
-    }
-    let names: Vec<&str> = METHODS.iter().map(|m| m.name).collect();
-    let recipe_of = |method: Option<&str>, fraction: f64| {
-        let mut sets = args.how.sets.clone();
-        sets.push(format!("data.fraction={fraction:?}"));
-        sets.extend(method.map(|m| format!("method.name={m}")));
-        Recipe::read(recipe_path, &sets, &names)
-    };
-    let methods: Vec<Option<&str>> =
-        if args.methods.is_empty() { vec![None] } else { args.methods.iter().map(|m| Some(m.as_str())).collect() };
-    // All recipes are read before the first is trained.
-    let mut jobs = vec![];
-    for method in &methods {
-        for &fraction in &args.fractions {
-            jobs.push((fraction, recipe_of(*method, fraction)?));
-        }
-    }
-    let folder = args.subjects.out.clone().unwrap_or_else(|| PathBuf::from("runs/few-shot"));
-    let stop = AtomicBool::new(false);
-    let mut records = vec![];
-    let mut shown = Table::new("", &["method", "networks", "fraction", "training images", "top-1 (mean of networks)"]);
-    for (fraction, recipe) in jobs {
-        let out = folder.join(format!("{}-{}-seed{}", recipe.method_name(), fraction, recipe.train.seed));
-        let (method, archs) = (recipe.method_name().to_string(), recipe.cohort.archs.clone());
-        common.say(format!("{method} on {fraction} of {}", recipe.data.name));
-        // A run that is there already goes on from its last checkpoint, which may be its end; one of another recipe is refused.
-        let job = Job {
-            recipe,
-            out: out.clone(),
-            data: common.data.clone(),
-            device: common.device,
-            threads: common.threads,
-            resume: true,
-            from: None,
-            init: None,
-            quiet: common.quiet,
-            commit: common.commit,
-            stop: &stop,
-        };
-        train::run(job)?;
-        let subjects =
-            SubjectArgs { runs: vec![out.clone()], peer: Some(PeerChoice::All), ..Default::default() }.open(common, PeerChoice::All)?;
-        let own = measure_fraction(&subjects, fraction, common)?;
-        let mean = own.iter().map(|r| r.value).sum::<f64>() / own.len() as f64;
-        shown.push(vec![
-            Cell::text(&method),
-            Cell::text(archs.join(", ")),
-            Cell::Score(fraction, 2),
-            Cell::Count(own[0].n_train as i64),
-            Cell::Score(mean, 2),
-        ]);
-        record::append(&folder, &own)?;
-        records.extend(own);
-    }
-    let figure = fraction_figure(&records);
-    let path = folder.join(format!("{}.svg", figure.name));
-    files::write(&path, figure.svg.as_bytes())?;
-    if common.json {
-        common.print_json(&record::json(&records, common));
-    } else {
-        print!("{}", shown.plain());
-        println!(
-            "{}\n{} (`mcl-eval report --results {}` shows both)",
-            path.display(),
-            folder.join("results.csv").display(),
-            folder.display()
-        );
-    }
-    Ok(())
-}
-
-fn measure_fraction(subjects: &[network::Subject], fraction: f64, common: &Common) -> Result<Vec<Record>> {
-    let mut records = vec![];
-    for subject in subjects {
-        let name = crate::eval::measures::accuracy::own_dataset(None, subject)?;
-        let target = Target::source(name, common)?;
-        let score = Score::new(&crate::eval::measures::accuracy::logits(subject, &target, 0, common)?, &target.dataset.test.labels);
-        let run = subject.run.as_deref().unwrap_or(Path::new("."));
-        let environment = run.join("environment.json");
-        let text = std::fs::read_to_string(&environment).map_err(Error::open(&environment))?;
-        let known: serde_json::Value = serde_json::from_str(&text).map_err(|e| Error::file(&environment, e.to_string()))?;
-        let (low, high) = score.interval(1);
-        records.push(Record {
-            variant: format!("fraction={fraction}"),
-            dataset: target.dataset.name.into(),
-            value: score.top1(),
-            ci_low: Some(low),
-            ci_high: Some(high),
-            top5: Some(score.top5()),
-            n_train: known["train_images"].as_u64().unwrap_or(0) as usize,
-            n_test: target.dataset.test.len(),
-            split_hash: known["train_split_hash"].as_str().unwrap_or_default().to_string(),
-            image_size: subject.image_size(0),
-            ..Record::new("few-shot", subject, common)
-        });
-    }
-    Ok(records)
-}
-
-/// Accuracy against fraction, a line a method: the paper's figure.
-fn fraction_figure(records: &[Record]) -> Figure {
-    let mut lines: Vec<Series> = vec![];
-    for r in records {
-        let fraction: f64 = r.variant.trim_start_matches("fraction=").parse().unwrap_or(f64::NAN);
-        if !lines.iter().any(|l| l.name == r.method) {
-            lines.push(Series { name: r.method.clone(), ..Default::default() });
-        }
-        let line = lines.iter_mut().find(|l| l.name == r.method).expect("just added");
-        if !line.points.iter().any(|(x, _)| *x == 100.0 * fraction) {
-            let own: Vec<f64> = records.iter().filter(|o| o.method == r.method && o.variant == r.variant).map(|o| o.value).collect();
-            line.points.push((100.0 * fraction, own.iter().sum::<f64>() / own.len() as f64));
-        }
-    }
-    lines.iter_mut().for_each(|l| l.points.sort_by(|a, b| a.0.total_cmp(&b.0)));
-    let svg = Lines {
-        title: "Accuracy with parts of the training set",
-        x: "training images kept (%)",
-        y: "top-1 (%)",
-        series: &lines,
-        dots: true,
-    }
-    .draw();
-    Figure::new("few-shot-fractions", "Mean over the networks of a run; the test split is whole", svg)
 }
