@@ -9,7 +9,8 @@ use clap::Args as ClapArgs;
 use crate::error::{Error, Result};
 use crate::eval::Common;
 use crate::eval::figures::{by_epoch, gate_figure, lambda_figures};
-use crate::eval::record::{self, Record, newest, protocol_of};
+use crate::eval::record::{self, Record};
+use crate::eval::rows::{newest, protocol_of};
 use crate::files;
 use crate::report::plot::{Heat, Lines, Series};
 use crate::report::{Cell, Figure, Report, Section, Table, paper, table};
@@ -117,7 +118,7 @@ fn build(title: &str, runs: &[Run], records: &[Record]) -> Result<Report> {
         ),
         sections: vec![],
     };
-    let current = newest(&records);
+    let current = newest(&records)?;
     report.push(pretraining(runs));
     report.push(against_paper(runs, &current)?);
     report.push(measurements(&current)?);

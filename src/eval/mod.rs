@@ -10,6 +10,7 @@ pub mod network;
 pub mod probe;
 pub mod protocol;
 pub mod record;
+pub(crate) mod rows;
 pub mod score;
 pub mod stats;
 

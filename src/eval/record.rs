@@ -1,7 +1,6 @@
 //! What was measured, one row each in results.csv and results.jsonl, with everything needed to measure it again. Several processes may
 //! append at once.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
@@ -222,31 +221,6 @@ pub fn read(folder: &Path) -> Result<Vec<Record>> {
     let text = fs::read_to_string(&path).map_err(Error::open(&path))?;
     let parse = |(i, line): (usize, &str)| serde_json::from_str(line).map_err(|e| Error::file(&path, format!("line {}: {e}", i + 1)));
     text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).map(parse).collect()
-}
-
-/// The protocol a record followed: its name, and the keys that differ from what ships under its kind, e.g. `paper, epochs=2`. Keys that
-/// only say how many measurements were made do not count.
-pub(crate) fn protocol_of(r: &Record) -> String {
-    let kind = r.options["kind"].as_str().unwrap_or_default();
-    let shipped = Protocol::read(kind, &[kind], &[]).map(|p| p.json()).unwrap_or_default();
-    let changed = |(key, value): (&String, &Value)| {
-        let counts = !["kind", "seeds", "ks", "shots"].contains(&key.as_str()) && shipped.get(key).is_some_and(|s| s != value);
-        counts.then(|| format!("{key}={value}"))
-    };
-    let changed = r.options.as_object().into_iter().flatten().filter_map(changed);
-    std::iter::once(r.protocol.clone()).chain(changed).collect::<Vec<_>>().join(", ")
-}
-
-/// Of measurements that were made more than once with the same weights, settings and seed, the last.
-pub(crate) fn newest<'a>(records: &[&'a Record]) -> Vec<&'a Record> {
-    let key = |r: &Record| {
-        let of_run = (r.command.clone(), r.run.clone(), r.subject.clone(), r.weights_hash.clone(), r.seed, r.image_size);
-        (of_run, r.dataset.clone(), protocol_of(r), r.variant.clone(), r.metric.clone(), r.detail["a_weights"].to_string())
-    };
-    let last: BTreeMap<_, usize> = records.iter().enumerate().map(|(i, r)| (key(r), i)).collect();
-    let mut kept: Vec<usize> = last.into_values().collect();
-    kept.sort_unstable();
-    kept.into_iter().map(|i| records[i]).collect()
 }
 
 /// Writes records to the folders of their subjects and says where.

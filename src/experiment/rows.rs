@@ -11,7 +11,8 @@ use tch::{Kind, Tensor};
 use super::plan::Item;
 use super::runner::Progress;
 use crate::error::{Error, Result};
-use crate::eval::record::{self, Record};
+use crate::eval::record::Record;
+use crate::eval::rows::protocol_of;
 use crate::files;
 use crate::run::RunFolder;
 use crate::weights::safetensors::{self, Reader, Texts};
@@ -61,7 +62,7 @@ impl Row {
         let short = |hash: &str| hash.chars().take(16).collect::<String>();
         let record = Record {
             // With the keys that differ from what ships under its name.
-            protocol: record::protocol_of(r),
+            protocol: protocol_of(r),
             split_hash: short(&r.split_hash),
             weights_hash: short(&r.weights_hash),
             seconds: (r.seconds * 100.0).round() / 100.0,

@@ -13,6 +13,7 @@ use tch::Device;
 use super::plan::{Item, Plan, PlannedRun, Work};
 use crate::error::{Error, Result};
 use crate::eval::record::{self, Record};
+use crate::eval::rows::newest;
 use crate::files;
 use crate::run::{RunFolder, Summary};
 use crate::system::process;
@@ -287,7 +288,7 @@ impl Item {
     pub(crate) fn records(&self) -> Result<Vec<Record>> {
         let all = record::read(self.folder.path())?;
         let own: Vec<&Record> = all.iter().filter(|r| self.measurements.iter().any(|m| m.id == r.id)).collect();
-        let newest: Vec<Record> = record::newest(&own).into_iter().cloned().collect();
+        let newest: Vec<Record> = newest(&own)?.into_iter().cloned().collect();
         if newest.is_empty() {
             return Err(Error::failed(format!("{}: its measurements left no rows in {}", self.name, self.folder.path().display())));
         }
