@@ -35,7 +35,7 @@ help: ## This list
 	@echo
 	@echo "pretrain takes PROTOCOL=file OUT=folder DATA=folder METHOD=name DEVICE=auto|cpu|cuda:N SET=\"a.b=v c.d=w\" RESUME=1 RANKS=n"
 	@echo "RANKS=n builds with MPI (FEATURES=mpi) and starts n processes with MPIRUN=mpirun"
-	@echo "evidence takes DATA=folder JOBS=units-side-by-side PLAN=file OUT=folder ARGS=--report-only"
+	@echo "evidence takes DATA=folder JOBS=runs-side-by-side PLAN=file OUT=folder ARGS=--report-only"
 	@echo "detect takes EXPORT=folder COCO=folder OUT=folder ARGS=\"--limit 20 --set epochs=1\" DETECT_VENV=folder"
 	@echo "TORCH=cpu|cuda chooses the libtorch to bring; LIBTORCH=/path uses yours"
 
