@@ -10,7 +10,7 @@ SET      ?=
 RESUME   ?=
 RANKS    ?=
 EXPORT   ?=
-PLAN     ?= protocols/evidence/plan.toml
+PLAN     ?= protocols/plans/evidence/plan.toml
 JOBS     ?= $(shell getconf _NPROCESSORS_ONLN)
 COCO     ?= $(if $(DATA),$(DATA),data)/coco
 ARGS     ?=
@@ -36,7 +36,7 @@ help: ## This list
 	@echo
 	@echo "pretrain takes RECIPE=file OUT=folder DATA=folder METHOD=name DEVICE=auto|cpu|cuda:N SET=\"a.b=v c.d=w\" RESUME=1 RANKS=n"
 	@echo "RANKS=n builds with MPI (FEATURES=mpi) and starts n processes with MPIRUN=mpirun"
-	@echo "evidence takes DATA=folder JOBS=units-side-by-side PLAN=file OUT=folder ARGS=--report-only"
+	@echo "evidence takes DATA=folder JOBS=runs-side-by-side PLAN=file OUT=folder ARGS=--report-only"
 	@echo "detect takes EXPORT=folder COCO=folder OUT=folder ARGS=\"--limit 20 --set epochs=1\" DETECT_VENV=folder"
 	@echo "TORCH=cpu|cuda chooses the libtorch to bring; LIBTORCH=/path uses yours"
 
@@ -72,7 +72,7 @@ bench: libtorch ## Timings (compare them with the peers in one sitting, on a qui
 	$(CARGO) bench
 
 evidence: build ## Make what is missing of reports/evidence: runs, measurements, report (hours; stops and goes on at any point)
-	@$(BIN)/mcl-eval evidence $(PLAN) --threads 1 --jobs $(JOBS) --device $(DEVICE) $(if $(OUT),--out $(OUT),--readme README.md) $(if $(DATA),--data $(DATA)) $(ARGS)
+	@$(BIN)/mcl-eval evidence $(PLAN) --threads 1 --jobs $(JOBS) --device $(DEVICE) $(if $(OUT),--out $(OUT),--readme src/experiment/README.md) $(if $(DATA),--data $(DATA)) $(ARGS)
 
 detect: $(DETECT_VENV)/ready ## Train Mask R-CNN on COCO from an exported backbone, measure mAP
 	@test -n "$(EXPORT)" || { echo "detect: EXPORT=folder is missing, for example runs/latest/export/peer-0/torchvision (mcl-eval export makes it)" >&2; exit 2; }

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
+use crate::data;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::optim::{Rule, Schedule};
@@ -262,8 +263,8 @@ impl Recipe {
         }
         keep_own_options(&mut method, &name, methods);
         let data: Data = section(&mut table, "data")?;
-        // No dataset takes options of its own yet.
-        data.check_options(&[])?;
+        // An unknown dataset is refused by name when it is opened.
+        data.check_options(data::find(&data.name).map_or(&[][..], |found| found.options.keys()))?;
         Ok(Recipe {
             data,
             cohort: section(&mut table, "cohort")?,
@@ -430,7 +431,7 @@ fn flat(table: Table) -> BTreeMap<String, String> {
 fn apply(table: &mut Table, set: &str) -> Result<()> {
     let accepted = "section.key=value, for example train.epochs=3";
     let refuse = |what: String| Error::input(format!("--set {set}: {what}; accepted: {accepted}"));
-    let setting = Setting::parse(set, accepted)?;
+    let setting = Setting::parse(set, accepted).map_err(|e| Error::input(format!("--set {set}: {e}")))?;
     if setting.path.len() < 2 {
         return Err(refuse(format!("`{}` is not section.key", setting.key())));
     }

@@ -16,7 +16,7 @@ pub struct Setting {
 impl Setting {
     /// Reads `a.b=value`: the value is TOML, or a string where it is not. `accepted` tells what would have been right.
     pub fn parse(text: &str, accepted: &str) -> Result<Setting> {
-        let refuse = |what: String| Error::input(format!("--set {text}: {what}; accepted: {accepted}"));
+        let refuse = |what: String| Error::input(format!("{what}; accepted: {accepted}"));
         let (path, value) = text.split_once('=').ok_or_else(|| refuse("no `=`".into()))?;
         let path: Vec<String> = path.trim().split('.').map(String::from).collect();
         if path.iter().any(|key| key.is_empty()) {
@@ -56,8 +56,8 @@ mod tests {
         assert_eq!(parse(" k = [1, 2]"), Ok(("k".into(), Value::Array(vec![1.into(), 2.into()]))));
         assert_eq!(parse("k=some words"), Ok(("k".into(), "some words".into())));
         assert_eq!(parse("k=a=b"), Ok(("k".into(), "a=b".into())));
-        assert_eq!(parse("k"), Err("--set k: no `=`; accepted: key=value".into()));
-        assert_eq!(parse("a..b=1"), Err("--set a..b=1: `a..b` names no key; accepted: key=value".into()));
+        assert_eq!(parse("k"), Err("no `=`; accepted: key=value".into()));
+        assert_eq!(parse("a..b=1"), Err("`a..b` names no key; accepted: key=value".into()));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `mcl-train compare`: one table of several methods and seeds; killed half-way, it goes on where it was.
+//! Experiments made of flags, `mcl-train compare` and `mcl-eval few-shot --fractions`: killed or stopped half-way, they go on where they were.
 
 mod support;
 
@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use support::{TRAIN, text, write_colours};
+use support::{EVAL, TRAIN, text, write_colours};
 
 const RECIPE: &str = r#"
 [data]
@@ -126,4 +126,56 @@ fn refusals_come_before_the_first_run() {
     support::assert_refused(&output, 2, &["unknown method `best`; known: baseline, dml"]);
     let output = compare(folder.path(), "dml,dml", &[]).output().unwrap();
     support::assert_refused(&output, 2, &["--methods names dml twice"]);
+}
+
+fn fractions(folder: &Path, more: &[&str]) -> Command {
+    let mut command = Command::new(EVAL);
+    command.current_dir(folder).env("MCL_CACHE", folder.join("cache")).env_remove("MCL_DATA");
+    command.args(["few-shot", "--fractions", "0.5,1", "--recipe", "recipe.toml", "--methods", "baseline,dml", "--out", "parts"]);
+    command.args(["--data", ".", "--threads", "1", "--device", "cpu", "--set", "train.epochs=4"]).args(more);
+    command
+}
+
+#[test]
+fn fractions_that_were_stopped_go_on() {
+    let folder = prepared();
+    let home = folder.path();
+    let run = |name: &str| home.join("parts").join(name);
+    let mut child = fractions(home, &[]).stderr(std::process::Stdio::null()).stdout(std::process::Stdio::null()).spawn().unwrap();
+    // Stopped in the second run, after its first epoch.
+    let deadline = Instant::now() + Duration::from_secs(300);
+    while !run("baseline-1-seed3/metrics.csv").exists() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // SAFETY: the child has not been waited for.
+    unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGTERM) };
+    assert_eq!(child.wait().unwrap().code(), Some(75));
+    assert!(run("baseline-0.5-seed3/summary.json").exists() && !run("dml-0.5-seed3").exists());
+    let trained = |name: &str| std::fs::metadata(run(name).join("summary.json")).unwrap().modified().unwrap();
+    let before = trained("baseline-0.5-seed3");
+
+    let output = fractions(home, &["--json"]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(trained("baseline-0.5-seed3"), before, "what was finished is not trained again");
+    let log = std::fs::read_to_string(run("baseline-1-seed3/log.txt")).unwrap();
+    assert!(log.contains("resumed from step-"), "{log}");
+    let printed: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = printed["results"].as_array().unwrap();
+    // Two networks of each method and part, tested on the whole test split.
+    assert_eq!(rows.len(), 8, "{rows:?}");
+    for row in rows {
+        assert_eq!((&row["command"], &row["n_test"]), (&"few-shot".into(), &100.into()));
+        let images = if row["variant"] == "fraction=0.5" { 160 } else { 320 };
+        assert_eq!(row["n_train"], images, "{row}");
+    }
+    assert!(run("few-shot-fractions.svg").exists());
+
+    // Given again, nothing runs and no row is added; another recipe in the same folder is refused.
+    let lines = || std::fs::read_to_string(home.join("parts/results.jsonl")).unwrap().lines().count();
+    assert_eq!(lines(), 8);
+    let again = fractions(home, &[]).output().unwrap();
+    assert!(again.status.success(), "{}", text(&again));
+    assert_eq!(lines(), 8);
+    let other = fractions(home, &["--set", "train.lr=0.1"]).output().unwrap();
+    support::assert_refused(&other, 2, &["was begun with another recipe", "choose another --out"]);
 }

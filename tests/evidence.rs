@@ -1,5 +1,5 @@
 //! `mcl-eval evidence`: what is finished is not made again, on this machine or from what is kept alone; what is killed goes on; the
-//! tables come from what is kept; and the numbers in the README are those of reports/evidence.
+//! tables come from what is kept; and the numbers in the guide are those of reports/evidence.
 
 mod support;
 
@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use mcl::experiment::report::Found;
-use mcl::experiment::{Kept, Plan};
+use mcl::experiment::report::Results;
+use mcl::experiment::{Item, Plan, Question, Rows, Work};
 use support::{EVAL, text};
 
 const RECIPE: &str = r#"
@@ -196,22 +196,62 @@ fn refusals_come_before_the_first_run() {
     refused(("--set cs=[0.1,1.0]", "--set cs=[]"), &["cs = []"]);
     refused(("method.temperature=2.0", "method.heat=2.0"), &["heat"]);
     refused(("name = \"warm\"", "name = \"dml\""), &["two settings are called `dml`"]);
+    refused(("tsne --peer 0", "tsne --pear 0"), &["--pear"]);
+    refused(("iterations=60", "iteration=60"), &["unknown key `iteration`"]);
+    refused(("\"accuracy\"", "\"few-shot --fractions 0.5 --recipe recipe.toml\""), &["--fractions trains runs of its own"]);
+    refused(("title = \"Small\"", "schema = 2\ntitle = \"Small\""), &["schema = 2; accepted: up to 1"]);
 }
 
-fn committed() -> (Plan, Vec<mcl::experiment::Unit>, Kept) {
-    let path = Path::new("protocols/evidence/plan.toml");
+/// A measurement's rows are its own, whatever else was measured of the run: `epochs=3` is not `epochs=30`.
+#[test]
+fn rows_are_found_by_the_id_of_their_measurement() {
+    let folder = prepared();
+    let home = folder.path();
+    let probe = |epochs: usize| format!("linear-probe --peer all --dataset synthetic --protocol paper --set epochs={epochs}");
+    let measured = |out: &str, lines: &[String]| {
+        let (before, rest) = PLAN.split_once("evaluate = [").unwrap();
+        let group = rest.split_once("[[group]]").unwrap().1.split_once("[[group]]").unwrap().0.replace("[1, 2]", "[1]");
+        let lines: Vec<String> = lines.iter().map(|line| format!("\"{line}\"")).collect();
+        std::fs::write(home.join("plan.toml"), format!("schema = 1\n{before}evaluate = [{}]\n[[group]]{group}", lines.join(", "))).unwrap();
+        let output = evidence(home, &["--out", out]).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        let mut reader = csv::Reader::from_path(home.join(out).join("results.csv")).unwrap();
+        let names = reader.headers().unwrap().clone();
+        let at = |name: &str| names.iter().position(|n| n == name).unwrap();
+        let (unit, protocol, id) = (at("unit"), at("protocol"), at("id"));
+        reader.records().map(|r| r.unwrap()).map(|r| [r[unit].to_string(), r[protocol].to_string(), r[id].to_string()]).collect::<Vec<_>>()
+    };
+    // Two networks of two runs each time, the second time of the same runs.
+    let (long, short) = (measured("long", &[probe(30)]), measured("short", &[probe(3)]));
+    for (rows, epochs) in [(&long, "30"), (&short, "3")] {
+        assert_eq!(rows.len(), 4, "{rows:?}");
+        assert!(rows.iter().all(|r| r[1].split(", ").any(|key| key == format!("epochs={epochs}"))), "{rows:?}");
+        assert!(rows.iter().all(|r| r[2].starts_with(&format!("{}-", r[0]))), "the run's own: {rows:?}");
+    }
+    // A plan with both finds both, and makes neither again.
+    let both = measured("both", &[probe(3), probe(30)]);
+    let ids = |rows: &[[String; 3]]| rows.iter().map(|r| r[2].clone()).collect::<std::collections::BTreeSet<_>>();
+    assert_eq!(both.len(), 8, "{both:?}");
+    assert_eq!(ids(&both), ids(&[long, short].concat()));
+    assert_eq!(ids(&both).len(), 4);
+    let lines = std::fs::read_to_string(home.join("runs/dml-seed1/results.jsonl")).unwrap();
+    assert_eq!(lines.lines().count(), 4);
+}
+
+fn committed() -> (Plan, Vec<Item>, Rows) {
+    let path = Path::new("protocols/plans/evidence/plan.toml");
     let plan = Plan::read(path).unwrap();
-    let units = plan.units(path, Path::new("runs/evidence")).unwrap();
-    (plan, units, Kept::read(Path::new("reports/evidence")).unwrap())
+    let items = plan.items(Path::new("runs/evidence")).unwrap();
+    (plan, items, Rows::read(Path::new("reports/evidence")).unwrap())
 }
 
-/// The table in the README is the one that results.csv gives.
+/// The table in the guide is the one that results.csv gives.
 #[test]
 fn the_readme_shows_the_numbers_of_the_report() {
-    let (plan, units, kept) = committed();
-    let table = Found::new(&plan, &units, &kept).main_table().unwrap().markdown();
-    assert!(table.lines().count() > 2, "no finished units in reports/evidence");
-    for file in ["README.md", "reports/evidence/report.md"] {
+    let (plan, items, rows) = committed();
+    let table = Results::new(&plan, &items, &rows).main_table().unwrap().markdown();
+    assert!(table.lines().count() > 2, "nothing finished in reports/evidence");
+    for file in ["src/experiment/README.md", "reports/evidence/report.md"] {
         let shown = std::fs::read_to_string(file).unwrap();
         assert!(shown.contains(&table), "{file} should hold this table:\n{table}");
     }
@@ -220,17 +260,17 @@ fn the_readme_shows_the_numbers_of_the_report() {
 /// And so are the numbers in the sentences below the table.
 #[test]
 fn the_readme_tells_the_gains_of_the_other_groups() {
-    let (plan, units, kept) = committed();
-    let found = Found::new(&plan, &units, &kept);
-    let readme = std::fs::read_to_string("README.md").unwrap();
+    let (plan, items, rows) = committed();
+    let results = Results::new(&plan, &items, &rows);
+    let readme = std::fs::read_to_string("src/experiment/README.md").unwrap();
     let (_, told) = readme.split_once("What came of it").expect("the README tells what came of the evidence");
-    let told = told.split_once("## Export").unwrap().0;
-    let measures = found.measures();
+    // Lines are broken where they are full: the numbers are looked for in running text.
+    let told = told.split_whitespace().collect::<Vec<_>>().join(" ");
+    let questions = results.questions();
     let gain = |dataset: &str, command: &str, [a, b]: [&str; 2]| {
-        let asked = |m: &&mcl::experiment::Measure| {
-            m.dataset == dataset && m.command == command && (m.protocol.is_empty() || m.protocol.starts_with("paper"))
-        };
-        found.pair(measures.iter().find(asked).unwrap(), a, b).unwrap().unwrap()
+        let asked =
+            |m: &&Question| m.dataset == dataset && m.command == command && (m.protocol.is_empty() || m.protocol.starts_with("paper"));
+        results.pair(questions.iter().find(asked).unwrap(), a, b).unwrap().unwrap()
     };
     let shown = |(low, high): (f64, f64)| format!("{low:+.2} to {high:+.2}");
     let warm = gain("cifar100", "accuracy", ["baseline_warm", "l_mcl_warm"]);
@@ -249,31 +289,40 @@ fn the_readme_tells_the_gains_of_the_other_groups() {
     ] {
         assert!(told.contains(&part), "`{part}` is not in: {told}");
     }
-    assert!(measures.iter().all(|m| found.pair(m, larger[0], larger[1]).unwrap().unwrap().difference > 0.0), "ahead in all");
-    assert_eq!(measures.len(), 9);
+    assert!(questions.iter().all(|m| results.pair(m, larger[0], larger[1]).unwrap().unwrap().difference > 0.0), "ahead in all");
+    assert_eq!(questions.len(), 9);
+}
+
+/// What is kept reads and writes to the same bytes, and every row is of a measurement that the plan asks for.
+#[test]
+fn kept_rows_carry_the_ids_of_the_plan() {
+    let (_, items, rows) = committed();
+    assert_eq!(rows.csv().unwrap(), std::fs::read_to_string("reports/evidence/results.csv").unwrap());
+    assert!(items.iter().all(|item| rows.has(item)));
+    let asked: std::collections::BTreeSet<&str> = items.iter().flat_map(Item::measurement_ids).collect();
+    assert_eq!(rows.ids().collect::<std::collections::BTreeSet<_>>(), asked);
 }
 
 /// A default that changed since would make `make evidence` mean something else than what is kept.
 #[test]
 fn kept_recipes_are_what_the_plan_still_asks_for() {
-    use mcl::experiment::Work;
-    let (_, units, kept) = committed();
-    for unit in units.iter().filter(|u| kept.has(u)) {
-        let Work::Run { run, .. } = &unit.work else { continue };
-        let path = kept.unit_folder(&unit.name).join("recipe.toml");
+    let (_, items, rows) = committed();
+    for item in items.iter().filter(|i| rows.has(i)) {
+        let Work::Run(run) = &item.work else { continue };
+        let path = rows.item_folder(&item.name).join("recipe.toml");
         let names = mcl::methods::names();
         let then = mcl::recipe::Recipe::read(&path, &[], &names).unwrap().flat();
         let text = std::fs::read_to_string(&path).unwrap();
         for (key, value) in run.recipe.flat() {
             // A key that recipes got later is not in the file.
             if text.contains(&format!("{} = ", key.rsplit('.').next().unwrap())) {
-                let kept = then.get(&key).unwrap_or_else(|| panic!("{}: no {key}", unit.name));
+                let kept = then.get(&key).unwrap_or_else(|| panic!("{}: no {key}", item.name));
                 // A plan may say 0 where the resolved recipe says 0.0.
                 let number = |text: &str| text.parse::<f64>().ok();
                 assert!(
                     *kept == value || number(kept).is_some_and(|n| number(&value) == Some(n)),
                     "{}: {key} is {kept}, not {value}",
-                    unit.name
+                    item.name
                 );
             }
         }

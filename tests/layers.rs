@@ -19,15 +19,15 @@ const MAY_USE: &[(&str, &str)] = &[
     ("extractor", "error nets params"),
     ("report", "error files"),
     ("run", "error files report"),
-    ("recipe", "error files optim settings system"),
     ("data", "error files pickle registry rng system"),
+    ("recipe", "data error files optim settings system"),
     ("weights", "error files nets params pickle"),
     ("cohort", "data nets params rng system"),
     ("methods", "cohort data error losses nets optim params recipe registry rng system"),
     ("train", "cohort data error extractor files losses methods nets optim params recipe rng run system weights"),
-    ("eval", "data error extractor files losses methods nets params recipe report rng run system train weights"),
+    ("eval", "data error extractor files losses nets params report rng run settings system weights"),
     ("export", "data error eval files nets params registry report rng weights"),
-    ("experiment", "commands error eval files methods nets recipe report rng run system train weights"),
+    ("experiment", "error eval files methods nets recipe report rng run system weights"),
     ("commands", "data error eval experiment export extractor files losses methods nets optim params report run system weights"),
 ];
 

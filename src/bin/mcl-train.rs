@@ -3,20 +3,18 @@
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use mcl::commands::list;
 use mcl::error::{Error, Result};
 use mcl::experiment::compare::{self, Comparison};
-use mcl::experiment::jobs;
 use mcl::methods;
 use mcl::recipe::Recipe;
 use mcl::report::{Cell, Table};
 use mcl::run::{FOUR_WAYS, RunFolder, Summary};
 use mcl::system::device::{self, DeviceChoice};
+use mcl::system::process;
 use mcl::system::ranks::{self, Ranks};
 use mcl::train::{self, Job};
 
@@ -211,8 +209,7 @@ fn run(args: RunArgs, ranks: Ranks) -> Result<()> {
         let stamp = chrono::Local::now().format("%Y%m%d-%H%M%S");
         PathBuf::from("runs").join(format!("{stem}-{}-{stamp}", recipe.method_name()))
     });
-    let stop = Arc::new(AtomicBool::new(false));
-    jobs::watch_signals(&stop)?;
+    let stop = process::watch_signals()?;
     ranks.watch(Duration::from_secs_f64(args.rank_timeout), &stop);
     let threads = device::set_threads_among(args.threads, ranks.place().local_count);
     let job = Job {
@@ -242,26 +239,19 @@ fn compare(args: CompareArgs) -> Result<()> {
             "compare was started as {count} ranks, and it starts its runs itself; start it once, or each `mcl-train run` on {count} ranks"
         )));
     }
-    let stop = Arc::new(AtomicBool::new(false));
-    jobs::watch_signals(&stop)?;
+    let stop = process::watch_signals()?;
     let stem = args.recipe.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let out = args.out.unwrap_or_else(|| PathBuf::from("runs").join(format!("compare-{stem}")));
-    let mut flags = vec!["--device".to_string(), args.device, "--threads".into(), args.threads.to_string()];
-    if let Some(data) = args.data {
-        flags.extend(["--data".to_string(), data.display().to_string()]);
-    }
-    if args.quiet {
-        flags.push("--quiet".into());
-    }
-    let program = std::env::current_exe().map_err(|e| Error::failed(format!("cannot find the running program: {e}")))?;
     let comparison = Comparison {
-        protocol: &args.recipe,
+        recipe: &args.recipe,
         methods: &args.methods,
         seeds: args.seeds,
         out: &out,
         sets: &args.sets,
-        program: &program,
-        flags: &flags,
+        data: args.data.as_deref(),
+        device: &args.device,
+        threads: args.threads,
+        quiet: args.quiet,
         stop: &stop,
     };
     let (table, failed) = compare::run(&comparison)?;

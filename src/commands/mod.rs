@@ -12,8 +12,9 @@ use clap::{ArgMatches, FromArgMatches, Subcommand};
 use crate::error::{Error, Result};
 use crate::eval::Common;
 use crate::eval::measures::{MEASURES, Measure, Measurement, few_shot, one_line};
+use crate::experiment::{evidence, fractions};
+use crate::export;
 use crate::report::{Cell, Table};
-use crate::{experiment as evidence, export};
 
 /// Every subcommand of `mcl-eval`: arguments and what runs them.
 #[derive(Subcommand)]
@@ -77,7 +78,7 @@ impl MeasureCommand {
         if self.measure.name == few_shot::Args::NAME {
             let args = few_shot::Args::from_arg_matches(&self.arguments).map_err(|e| Error::input(one_line(&e)))?;
             if !args.fractions.is_empty() {
-                return few_shot::fractions(&args, common);
+                return fractions::run(&args, common);
             }
         }
         self.measure.run(&self.arguments, common)

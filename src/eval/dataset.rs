@@ -1,6 +1,7 @@
 //! Where networks are measured, and what a run folder says about them.
 
 use super::Common;
+use super::network::TrainedNetwork;
 use crate::data::{self, Dataset, sampler};
 use crate::error::{Error, Result};
 use crate::run::RunFolder;
@@ -11,21 +12,24 @@ pub struct TargetDataset {
     pub dataset: Dataset,
     /// Of the places of its training and test images.
     pub hash: String,
+    /// The options of the dataset's own it was opened with.
+    own: toml::Table,
 }
 
 impl TargetDataset {
     /// Opens a dataset to transfer to; `synthetic` means its transfer task.
     pub(crate) fn open(name: &str, common: &Common) -> Result<TargetDataset> {
-        TargetDataset::with_task(name, data::Task::Transfer, common)
+        TargetDataset::with_options(name, data::Task::Transfer, toml::Table::new(), common)
     }
 
-    /// Opens the dataset networks were pre-trained on.
-    pub(crate) fn source(name: &str, common: &Common) -> Result<TargetDataset> {
-        TargetDataset::with_task(name, data::Task::Source, common)
+    /// Opens the dataset `network` was pre-trained on, as its run opened it: with other options of the dataset's own, images it trained on
+    /// could stand among the test images.
+    pub(crate) fn source(name: &str, network: &TrainedNetwork, common: &Common) -> Result<TargetDataset> {
+        TargetDataset::with_options(name, data::Task::Source, options_of_run(name, network)?, common)
     }
 
-    fn with_task(name: &str, task: data::Task, common: &Common) -> Result<TargetDataset> {
-        let dataset = data::open(name, common.data.as_deref(), &data::Options { task, ..Default::default() })?;
+    fn with_options(name: &str, task: data::Task, own: toml::Table, common: &Common) -> Result<TargetDataset> {
+        let dataset = data::open(name, common.data.as_deref(), &data::Options { task, own: own.clone(), ..Default::default() })?;
         if dataset.train.is_empty() || dataset.test.is_empty() {
             return Err(Error::input(format!(
                 "dataset {name} has {} training and {} test images; both are needed",
@@ -37,13 +41,27 @@ impl TargetDataset {
             split.rows.iter().zip(split.labels.iter()).map(|(&r, &l)| r as usize * 100_000 + l as usize).collect::<Vec<_>>()
         };
         let hash = sampler::hash(&[rows(&dataset.train), rows(&dataset.test)].concat());
-        Ok(TargetDataset { dataset, hash })
+        Ok(TargetDataset { dataset, hash, own })
+    }
+
+    /// Is it what `source` would open for this network?
+    pub(crate) fn is_source(&self, name: &str, network: &TrainedNetwork) -> Result<bool> {
+        Ok(self.dataset.name == name && self.own == options_of_run(name, network)?)
     }
 
     /// How many images there are, for the line above a table.
     pub(crate) fn counted(&self) -> String {
         format!("{}, {} training and {} test images", self.dataset.name, self.dataset.train.len(), self.dataset.test.len())
     }
+}
+
+/// The dataset's own options in the recipe of a network's run; none for another dataset, or for a network given by file.
+fn options_of_run(name: &str, network: &TrainedNetwork) -> Result<toml::Table> {
+    let Some(run) = network.run.as_ref().filter(|_| network.meta.dataset.as_deref() == Some(name)) else { return Ok(toml::Table::new()) };
+    let keys = data::find(name)?.options.keys();
+    let recipe = RunFolder::at(run).read_recipe()?;
+    let table = recipe.get("data").and_then(|data| data.as_table()).into_iter().flatten();
+    Ok(table.filter(|(key, _)| keys.contains(&key.as_str())).map(|(key, value)| (key.clone(), value.clone())).collect())
 }
 
 /// What a run's recipe says that measurements need.

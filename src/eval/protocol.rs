@@ -10,6 +10,7 @@ use toml::{Table, Value};
 
 use crate::error::{Error, Result};
 use crate::files;
+use crate::settings::Setting;
 
 /// A protocol that is compiled in. Its name on the command line is also the kind that a file of the user's names.
 #[derive(Debug)]
@@ -122,13 +123,9 @@ impl Protocol {
 
     /// Changes a key by `key=value`; a value that is no TOML is taken as text.
     pub fn change(&mut self, change: &str) -> Result<()> {
-        let (key, text) =
-            change.split_once('=').ok_or_else(|| Error::input("no `=`; accepted: key=value, for example epochs=10".to_string()))?;
-        let key = key.trim();
-        self.known(key)?;
-        let parsed: Result<Table, _> = format!("value = {text}").parse();
-        let value = parsed.ok().and_then(|mut t| t.remove("value")).unwrap_or_else(|| Value::String(text.trim().to_string()));
-        self.set(key, value);
+        let setting = Setting::parse(change, "key=value, for example epochs=10")?;
+        self.known(&setting.key())?;
+        self.set(&setting.key(), setting.value);
         Ok(())
     }
 

@@ -1,93 +1,113 @@
-//! `mcl-train compare`: methods and seeds of one protocol, a run each, one after another in one folder, ending in one table.
+//! `mcl-train compare`: methods and seeds of one recipe, a run each, one after another in one folder, ending in one table.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
+use super::plan::{Group, Item, Layout, Plan, Setting};
+use super::runner::{Event, Programs, Runner, flags};
 use crate::error::{Error, Result};
-use crate::experiment::jobs::{self, Planned};
 use crate::files;
 use crate::methods;
 use crate::recipe::Recipe;
 use crate::report::{Cell, Table, paper, table};
 use crate::run::Summary;
+use crate::system::process;
 
 /// What is compared, and how the runs are started.
 pub struct Comparison<'a> {
-    pub protocol: &'a Path,
+    /// The recipe of all runs.
+    pub recipe: &'a Path,
+    /// One run each and seed.
     pub methods: &'a [String],
-    /// Seeds are the recipe's and those after it.
+    /// How many: the recipe's and those after it.
     pub seeds: usize,
+    /// The folder of all runs and the table.
     pub out: &'a Path,
+    /// Overrides of the recipe for all runs.
     pub sets: &'a [String],
-    /// The binary that runs (`mcl-train` itself) and flags to hand on to it (`--data`, `--device`, `--threads`, `--quiet`).
-    pub program: &'a Path,
-    pub flags: &'a [String],
+    /// Where datasets are looked for first.
+    pub data: Option<&'a Path>,
+    /// As `--device` takes it.
+    pub device: &'a str,
+    /// Of each run; 0 means one per core.
+    pub threads: usize,
+    /// Say only which run is under way.
+    pub quiet: bool,
     /// Set from outside (a signal): the run under way is told to save and stop.
     pub stop: &'a AtomicBool,
 }
 
-/// Runs what is not finished, then tabulates: a row for each method and network it ships. Methods that failed are named last.
+/// Runs what is not finished, then tabulates: a row for each method and network it ships. Runs that failed are named last.
 pub fn run(comparison: &Comparison) -> Result<(Table, Vec<String>)> {
     let plan = plan(comparison)?;
-    let (mut failed, mut finished) = (vec![], vec![]);
-    for (i, run) in plan.iter().enumerate() {
-        let named = format!("{} seed {}", run.recipe.method_name(), run.recipe.train.seed);
-        let place = format!("{} of {}: {named}", i + 1, plan.len());
-        if let Some(summary) = run.summary("--out")? {
-            eprintln!("compare: {place} is finished");
-            finished.push((run, summary));
-            continue;
-        }
-        eprintln!("compare: {place}");
-        let ended = jobs::run(run.command(comparison.program, comparison.protocol, comparison.flags)?, comparison.stop)?;
-        if comparison.stop.load(Ordering::Relaxed) {
-            return Err(interrupted(run));
-        }
-        match ended.code {
-            Some(0) => finished.extend(run.summary("--out")?.map(|summary| (run, summary))),
-            Some(75) | None => return Err(interrupted(run)),
-            Some(code) => failed.push(format!("{named} (exit code {code}; see {})", run.out.display())),
+    let items = plan.items(comparison.out)?;
+    let named = |place: usize| format!("{} of {}: {}", place + 1, items.len(), items[place].name);
+    let mut pending = vec![];
+    for (place, item) in items.iter().enumerate() {
+        match item.summary(FOLDER_FLAG)? {
+            Some(_) => eprintln!("compare: {} is finished", named(place)),
+            None => pending.push(place),
         }
     }
-    let table = tabulate(&plan[0].recipe, &finished)?;
+    let train = process::own_program()?;
+    let runner = Runner {
+        plan: &plan,
+        items: &items,
+        side_by_side: 1,
+        programs: Programs { eval: train.with_file_name("mcl-eval"), train },
+        flags: flags(comparison.data, comparison.device, comparison.threads, comparison.quiet),
+        folder_flag: FOLDER_FLAG,
+        stop: comparison.stop,
+        tell: &|place, event| {
+            if let Event::Begun = event {
+                eprintln!("compare: {}", named(place));
+            }
+        },
+        finish: &|_, _| Ok(()),
+    };
+    let outcome = runner.run(pending)?;
+    if outcome.stopped {
+        outcome.end()?;
+    }
+    let mut finished = vec![];
+    for item in &items {
+        finished.extend(item.summary(FOLDER_FLAG)?.map(|summary| (item, summary)));
+    }
+    let table = tabulate(&items, &finished)?;
     files::write(&comparison.out.join("comparison.csv"), table.csv()?.as_bytes())?;
     files::write(&comparison.out.join("comparison.md"), table.markdown().as_bytes())?;
-    Ok((table, failed))
+    Ok((table, outcome.failed))
 }
 
-/// Every run's recipe, read and offered to its method before the first one starts: a refusal should not come after days.
-fn plan(comparison: &Comparison) -> Result<Vec<Planned>> {
+const FOLDER_FLAG: &str = "--out";
+
+/// A group for each method, so that the runs of one stand together.
+fn plan(comparison: &Comparison) -> Result<Plan> {
     if comparison.methods.is_empty() || comparison.seeds == 0 {
         return Err(Error::input("compare needs at least one method (--methods) and one seed (--seeds)"));
     }
-    let names = methods::names();
-    let mut plan: Vec<Planned> = vec![];
+    let mut groups = vec![];
     for (i, method) in comparison.methods.iter().enumerate() {
         methods::find(method)?;
         if comparison.methods[..i].contains(method) {
             return Err(Error::input(format!("--methods names {method} twice")));
         }
-        let mut sets = comparison.sets.to_vec();
-        sets.push(format!("method.name={method}"));
-        let first = Recipe::read(comparison.protocol, &sets, &names)?;
-        jobs::accepts(&first)?;
-        for k in 0..comparison.seeds {
-            let seed = first.train.seed + k as u64;
-            let mut sets = sets.clone();
-            sets.push(format!("train.seed={seed}"));
-            let recipe = Recipe::read(comparison.protocol, &sets, &names)?;
-            plan.push(Planned { sets, recipe, out: comparison.out.join(method).join(format!("seed-{seed}")) });
-        }
+        let mut set = comparison.sets.to_vec();
+        set.push(format!("method.name={method}"));
+        let first = Recipe::read(comparison.recipe, &set, &methods::names())?.train.seed;
+        groups.push(Group {
+            title: method.clone(),
+            seeds: (first..).take(comparison.seeds).collect(),
+            settings: vec![Setting { name: method.clone(), set }],
+            ..Group::default()
+        });
     }
-    Ok(plan)
-}
-
-fn interrupted(run: &Planned) -> Error {
-    Error::Interrupted(format!("stopped in {}; the same command goes on with it", run.out.display()))
+    let recipe = comparison.recipe.to_path_buf();
+    Ok(Plan { origin: recipe.clone(), recipe, groups, layout: Layout::BySetting, ..Plan::default() })
 }
 
 /// Mean and standard deviation over seeds, by method and network.
-fn tabulate(recipe: &Recipe, runs: &[(&Planned, Summary)]) -> Result<Table> {
+fn tabulate(items: &[Item], finished: &[(&Item, Summary)]) -> Result<Table> {
     let mut table = Table::new(
         "comparison",
         &["method", "network", "last epoch", "over baseline", "by held-out part", "best test epoch", "s/step", "peak MB", "paper"],
@@ -95,15 +115,17 @@ fn tabulate(recipe: &Recipe, runs: &[(&Planned, Summary)]) -> Result<Table> {
     let mut keyed: Vec<(Vec<String>, f64)> = vec![];
     let mut add =
         |method: &str, network: String, measure: &str, value: f64| keyed.push((vec![method.into(), network, measure.into()], value));
-    for (run, summary) in runs {
+    for (item, summary) in finished {
+        let Some(run) = item.run() else { continue };
+        let method = run.recipe.method_name();
         for (m, network) in summary.networks.iter().enumerate() {
             let name = format!("{m}: {}", network.arch);
-            add(run.recipe.method_name(), name.clone(), "last", network.accuracy.last);
-            add(run.recipe.method_name(), name.clone(), "best", network.accuracy.best_epoch.0);
-            add(run.recipe.method_name(), name.clone(), "seconds", summary.seconds_per_step);
-            add(run.recipe.method_name(), name.clone(), "memory", summary.peak_mb);
+            add(method, name.clone(), "last", network.accuracy.last);
+            add(method, name.clone(), "best", network.accuracy.best_epoch.0);
+            add(method, name.clone(), "seconds", summary.seconds_per_step);
+            add(method, name.clone(), "memory", summary.peak_mb);
             if let Some((held, _)) = network.accuracy.by_holdout {
-                add(run.recipe.method_name(), name, "held", held);
+                add(method, name, "held", held);
             }
         }
     }
@@ -119,8 +141,10 @@ fn tabulate(recipe: &Recipe, runs: &[(&Planned, Summary)]) -> Result<Table> {
         (!same.is_empty()).then(|| same.iter().sum::<f64>() / same.len() as f64)
     };
     let printed = paper::printed()?;
-    let (name, different) =
-        (paper::table_of(&recipe.data.name, &recipe.cohort.archs), recipe.cohort.archs.windows(2).any(|w| w[0] != w[1]));
+    let (name, different) = items.first().and_then(Item::run).map_or((None, false), |run| {
+        let archs = &run.recipe.cohort.archs;
+        (paper::table_of(&run.recipe.data.name, archs), archs.windows(2).any(|w| w[0] != w[1]))
+    });
     for last in groups.iter().filter(|g| g.keys[2] == "last") {
         let (method, network) = (&last.keys[0], &last.keys[1]);
         let (place, arch) = network.split_once(": ").expect("a place and an architecture");

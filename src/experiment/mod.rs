@@ -1,10 +1,13 @@
-//! Experiments: many runs and measurements, planned, made, reported.
+//! Experiments: many runs and measurements as one plan, made by one runner. What is finished is not made again; what was stopped goes on.
+//! `evidence` reads its plan from a file and keeps rows for git; `compare` and `fractions` make theirs of flags and end in a table.
 
 pub mod compare;
-pub mod jobs;
+pub mod evidence;
+pub mod fractions;
 mod plan;
 pub mod report;
 mod rows;
 mod runner;
 
-pub use runner::*;
+pub use plan::{Item, Plan, PlannedRun, Work};
+pub use rows::{Question, Row, Rows};

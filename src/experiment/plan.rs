@@ -1,50 +1,73 @@
-//! The plan of an experiment: settings and seeds around one recipe, what is measured of each run, and what is looked at together. It
-//! resolves to units, each with a hash of everything that decides its numbers.
+//! The plan of an experiment: settings and seeds around one recipe, what is measured of each run, and what is measured of several runs
+//! together. It resolves to items, each with a hash of everything that decides its numbers. A plan is a TOML file (protocols/plans/), or is
+//! made of flags.
 
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use tch::Device;
 
 use crate::error::{Error, Result};
 use crate::eval::measures;
-use crate::experiment::jobs::{self, Planned};
 use crate::files;
-use crate::methods;
+use crate::methods::{self, Task};
+use crate::nets;
 use crate::recipe::{self, Recipe};
+use crate::run::RunFolder;
 
-/// A plan file.
-#[derive(Debug, Deserialize)]
+/// The newest form of plan files. Those without a `schema` were made before there was one and have the same keys.
+const SCHEMA: u32 = 1;
+
+/// An experiment: one recipe, settings and seeds around it, measurements.
+#[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    pub title: String,
+    #[serde(default)]
+    pub(crate) schema: u32,
+    pub(crate) title: String,
     /// What the reader must know before the numbers: the scale, the machine's budget.
-    pub about: String,
-    /// The recipe of all runs, beside the plan.
-    pub recipe: PathBuf,
-    /// Commands of `mcl-eval` made for every run, without `--run`.
-    pub evaluate: Vec<String>,
+    pub(crate) about: String,
+    /// The recipe of all runs. In a file it is named relative to the plan.
+    pub(crate) recipe: PathBuf,
+    /// Measurements of every run, as lines of `mcl-eval` without `--run`.
+    pub(crate) evaluate: Vec<String>,
     /// The first is the main one.
     #[serde(rename = "group")]
-    pub groups: Vec<Group>,
-    #[serde(default, rename = "together")]
-    pub together: Vec<Together>,
+    pub(crate) groups: Vec<Group>,
+    #[serde(default)]
+    pub(crate) together: Vec<Together>,
+    /// What a fault is blamed on.
+    #[serde(skip)]
+    pub(crate) origin: PathBuf,
+    #[serde(skip)]
+    pub(crate) layout: Layout,
+}
+
+/// Where the runs of a plan lie, below one folder.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) enum Layout {
+    /// `SETTING-seedN`.
+    #[default]
+    SideBySide,
+    /// `SETTING/seed-N`.
+    BySetting,
 }
 
 /// Settings that belong into one table. Their runs are made seed by seed, so that what is there can be compared at any time.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Group {
-    pub title: String,
-    pub seeds: Vec<u64>,
+pub(crate) struct Group {
+    pub(crate) title: String,
+    pub(crate) seeds: Vec<u64>,
     /// Settings, here or in groups before, that those which come after them are compared with.
-    pub against: Vec<String>,
+    pub(crate) against: Vec<String>,
     #[serde(rename = "setting")]
-    pub settings: Vec<Setting>,
+    pub(crate) settings: Vec<Setting>,
 }
 
 impl Group {
     /// What its tables and curves show: the settings of other groups that it is compared with, then its own.
-    pub fn shown(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn shown(&self) -> impl Iterator<Item = &str> {
         let own = |name: &str| self.settings.iter().any(|s| s.name == name);
         let others = self.against.iter().map(String::as_str).filter(move |name| !own(name));
         others.chain(self.settings.iter().map(|s| s.name.as_str()))
@@ -54,51 +77,103 @@ impl Group {
 /// What is changed in the recipe.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Setting {
-    pub name: String,
+pub(crate) struct Setting {
+    pub(crate) name: String,
     /// As `--set` of `mcl-train run`.
-    pub set: Vec<String>,
+    pub(crate) set: Vec<String>,
 }
 
-/// One command over the runs of several settings.
+/// One measurement over the runs of several settings.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Together {
-    pub name: String,
-    pub settings: Vec<String>,
-    pub seed: u64,
-    pub evaluate: String,
+pub(crate) struct Together {
+    name: String,
+    settings: Vec<String>,
+    seed: u64,
+    evaluate: String,
 }
 
-/// What is made or skipped as a whole.
-pub struct Unit {
+/// What is made or skipped as a whole: a run with its measurements, or a measurement over several runs.
+pub struct Item {
+    /// `SETTING-seedN`, or what the plan calls a measurement over several runs.
     pub name: String,
-    /// Changes when anything that decides its numbers does.
+    /// Changes when anything that decides its numbers does: what the recipe asks for, and the measurements.
     pub hash: String,
+    /// What there is to do.
     pub work: Work,
-    pub evaluate: Vec<String>,
+    pub(crate) measurements: Vec<Measurement>,
+    /// Where the run goes, or the results of a measurement over several.
+    pub(crate) folder: RunFolder,
 }
 
+/// The work of an item.
 pub enum Work {
     /// A pre-training run, then its measurements.
-    Run { setting: String, seed: u64, run: Box<Planned> },
-    /// A measurement over the runs of these units.
-    Over(Vec<String>),
+    Run(Box<PlannedRun>),
+    /// A measurement over the runs of the items with these names.
+    Joint(Vec<String>),
+}
+
+/// A pre-training run to be made.
+pub struct PlannedRun {
+    /// Its recipe, resolved.
+    pub recipe: Recipe,
+    pub(crate) setting: String,
+    pub(crate) seed: u64,
+    /// The overrides that ask for it.
+    pub(crate) sets: Vec<String>,
+}
+
+/// A measurement to be made.
+pub(crate) struct Measurement {
+    /// The run's id and a hash of the line; its rows carry it and are found by it.
+    pub(crate) id: String,
+    /// As the plan has it.
+    pub(crate) line: String,
+}
+
+impl Measurement {
+    /// `of` is the id of what is measured: another line or another run is another measurement.
+    fn new(of: &str, line: &str) -> Measurement {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        Measurement { id: format!("{of}/{}", hash(&[words.join(" ")])), line: line.to_string() }
+    }
+}
+
+impl Item {
+    /// What the rows of its measurements carry.
+    pub fn measurement_ids(&self) -> impl Iterator<Item = &str> {
+        self.measurements.iter().map(|m| m.id.as_str())
+    }
+
+    /// The run, unless it is a measurement over several.
+    pub(crate) fn run(&self) -> Option<&PlannedRun> {
+        match &self.work {
+            Work::Run(run) => Some(run),
+            Work::Joint(_) => None,
+        }
+    }
 }
 
 impl Plan {
+    /// Reads a plan file.
     pub fn read(path: &Path) -> Result<Plan> {
         let text = std::fs::read_to_string(path).map_err(Error::open(path))?;
-        let plan: Plan = toml::from_str(&text).map_err(|e| Error::file(path, e.to_string().trim_end()))?;
-        plan.check().map_err(|what| Error::file(path, what))?;
+        let mut plan: Plan = toml::from_str(&text).map_err(|e| Error::file(path, e.to_string().trim_end()))?;
+        plan.recipe = path.parent().unwrap_or(Path::new(".")).join(&plan.recipe);
+        plan.origin = path.to_path_buf();
         Ok(plan)
     }
 
-    pub fn settings(&self) -> impl Iterator<Item = (&Group, &Setting)> {
+    pub(crate) fn settings(&self) -> impl Iterator<Item = (&Group, &Setting)> {
         self.groups.iter().flat_map(|g| g.settings.iter().map(move |s| (g, s)))
     }
 
+    /// Does it make sense? Every line of it is looked at: what is refused should not be found out after an hour of training.
     fn check(&self) -> std::result::Result<(), String> {
+        if self.schema > SCHEMA {
+            return Err(format!("schema = {}; accepted: up to {SCHEMA}", self.schema));
+        }
         let mut names: Vec<&str> = vec![];
         for group in &self.groups {
             if group.seeds.is_empty() || group.settings.is_empty() {
@@ -122,68 +197,82 @@ impl Plan {
                 return Err(format!("[[together]] `{}` names `{other}`; known: {}", one.name, names.join(", ")));
             }
         }
-        let lines = self.evaluate.iter().chain(self.together.iter().map(|t| &t.evaluate));
-        for line in lines {
+        for line in self.evaluate.iter().chain(self.together.iter().map(|t| &t.evaluate)) {
             measures::check_line(line).map_err(|e| format!("`{line}`: {e}"))?;
         }
         Ok(())
     }
 
-    /// All units in the order they are made. `file` is the plan's own path; runs go below `runs`.
-    pub fn units(&self, file: &Path, runs: &Path) -> Result<Vec<Unit>> {
+    /// All items in the order they are made, each looked at first: a refusal should not come after days. Runs go below `runs`.
+    pub fn items(&self, runs: &Path) -> Result<Vec<Item>> {
+        self.check().map_err(|what| Error::file(&self.origin, what))?;
         let names = methods::names();
-        let protocol = self.protocol(file);
-        let text = std::fs::read_to_string(&protocol).map_err(Error::open(&protocol))?;
-        let origin = protocol.display().to_string();
-        let mut units: Vec<Unit> = vec![];
+        let text = std::fs::read_to_string(&self.recipe).map_err(Error::open(&self.recipe))?;
+        let origin = self.recipe.display().to_string();
+        let mut items: Vec<Item> = vec![];
+        // The id of every run, for measurements over several.
+        let mut ids: Vec<String> = vec![];
         for group in &self.groups {
             for &seed in &group.seeds {
                 for setting in &group.settings {
                     let mut sets = setting.set.clone();
                     sets.push(format!("train.seed={seed}"));
                     let recipe = Recipe::parse(&text, &origin, &sets, &names)?;
-                    jobs::accepts(&recipe)?;
+                    accepts(&recipe)?;
                     let asked = recipe::asked(&text, &origin, &sets, &names)?;
-                    let lines: Vec<String> = asked.iter().map(|(k, v)| format!("{k}={v}")).chain(self.evaluate.iter().cloned()).collect();
-                    let name = unit_name(&setting.name, seed);
-                    let run = Planned { sets, recipe, out: runs.join(&name) };
-                    units.push(Unit {
+                    let mut lines: Vec<String> = asked.iter().map(|(k, v)| format!("{k}={v}")).collect();
+                    let name = run_name(&setting.name, seed);
+                    let id = format!("{name}-{}", hash(&lines));
+                    lines.extend(self.evaluate.iter().cloned());
+                    let place = match self.layout {
+                        Layout::SideBySide => PathBuf::from(&name),
+                        Layout::BySetting => Path::new(&setting.name).join(format!("seed-{seed}")),
+                    };
+                    items.push(Item {
                         hash: hash(&lines),
-                        work: Work::Run { setting: setting.name.clone(), seed, run: Box::new(run) },
-                        evaluate: self.evaluate.clone(),
+                        work: Work::Run(Box::new(PlannedRun { setting: setting.name.clone(), seed, sets, recipe })),
+                        measurements: self.evaluate.iter().map(|line| Measurement::new(&id, line)).collect(),
+                        folder: RunFolder::at(runs.join(place)),
                         name,
                     });
+                    ids.push(id);
                 }
             }
         }
         for one in &self.together {
-            let members: Vec<String> = one.settings.iter().map(|s| unit_name(s, one.seed)).collect();
-            let mut lines = vec![one.evaluate.clone()];
+            let members: Vec<String> = one.settings.iter().map(|s| run_name(s, one.seed)).collect();
+            let (mut lines, mut measured) = (vec![one.evaluate.clone()], vec![]);
             for member in &members {
-                let unit = units.iter().find(|u| u.name == *member).ok_or_else(|| {
-                    Error::file(file, format!("[[together]] `{}`: no run {member}; its seed is none of its group's", one.name))
+                let place = items.iter().position(|item| item.name == *member).ok_or_else(|| {
+                    Error::file(&self.origin, format!("[[together]] `{}`: no run {member}; its seed is none of its group's", one.name))
                 })?;
-                lines.push(unit.hash.clone());
+                lines.push(items[place].hash.clone());
+                measured.push(ids[place].clone());
             }
-            units.push(Unit {
+            items.push(Item {
                 name: one.name.clone(),
                 hash: hash(&lines),
-                work: Work::Over(members),
-                evaluate: vec![one.evaluate.clone()],
+                work: Work::Joint(members),
+                measurements: vec![Measurement::new(&format!("{}-{}", one.name, hash(&measured)), &one.evaluate)],
+                folder: RunFolder::at(runs.join(&one.name)),
             });
         }
-        Ok(units)
-    }
-
-    pub fn protocol(&self, file: &Path) -> PathBuf {
-        file.parent().unwrap_or(Path::new(".")).join(&self.recipe)
+        Ok(items)
     }
 }
 
-pub fn unit_name(setting: &str, seed: u64) -> String {
+fn run_name(setting: &str, seed: u64) -> String {
     format!("{setting}-seed{seed}")
 }
 
 fn hash(lines: &[String]) -> String {
     files::sha256(lines.join("\n").as_bytes())[..16].to_string()
+}
+
+/// Does the method take this cohort and these options? Asked with ten classes of two images: the data are opened by the run.
+fn accepts(recipe: &Recipe) -> Result<()> {
+    let archs = recipe.cohort.archs.iter().map(|name| nets::find(name)).collect::<Result<Vec<_>>>()?;
+    let labels: Vec<i64> = (0..20).map(|i| i % 10).collect();
+    let task = Task::new(recipe, &archs, 10, &labels, Device::Cpu);
+    (methods::find(recipe.method_name())?.build)(&task, recipe.method_options()).map(drop)
 }

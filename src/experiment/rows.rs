@@ -1,5 +1,5 @@
-//! What is kept of finished units, small enough for git and free of paths: results.csv with all rows, and a folder a unit with its
-//! resolved recipe, metrics, predictions and what it was made on. The report is made of these alone.
+//! What is kept of a plan's finished items, small enough for git and free of paths: results.csv with all rows, and a folder an item
+//! (units/NAME) with its resolved recipe, metrics, predictions and what it was made on. The report is made of these alone.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,95 +8,121 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tch::{Kind, Tensor};
 
-use super::plan::{Unit, Work};
+use super::plan::Item;
+use super::runner::Progress;
 use crate::error::{Error, Result};
-use crate::eval::record::{self, Record};
-use crate::eval::rows::{newest, protocol_of};
+use crate::eval::record::Record;
+use crate::eval::rows::protocol_of;
 use crate::files;
+use crate::run::RunFolder;
 use crate::weights::safetensors::{self, Reader, Texts};
 
 /// One measurement: a row of results.csv.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone)]
 pub struct Row {
-    pub unit: String,
+    /// The item of the plan it belongs to, and that item's hash.
+    pub item: String,
+    /// Of the item as the plan asked for it then.
     pub hash: String,
-    pub method: String,
-    pub arch: String,
-    /// None for what is measured of the cohort as a whole.
-    pub peer: Option<usize>,
-    pub command: String,
-    pub dataset: String,
-    /// With the keys that differ from what ships under its name.
-    pub protocol: String,
-    pub variant: String,
-    pub metric: String,
-    pub value: f64,
-    pub ci_low: Option<f64>,
-    pub ci_high: Option<f64>,
-    pub top5: Option<f64>,
-    pub n_train: usize,
-    pub n_test: usize,
-    pub split_hash: String,
-    pub recipe_hash: String,
-    pub protocol_hash: String,
-    pub weights_hash: String,
-    pub seconds: f64,
-    pub commit: String,
-    pub warnings: String,
+    /// What was measured, as far as results.csv holds it.
+    pub record: Record,
 }
 
+/// What results.csv holds of a record, in this order, after the item (`unit`) and its hash.
+const COLUMNS: [&str; 22] = [
+    "method",
+    "arch",
+    "peer",
+    "command",
+    "dataset",
+    "protocol",
+    "variant",
+    "metric",
+    "value",
+    "ci_low",
+    "ci_high",
+    "top5",
+    "n_train",
+    "n_test",
+    "split_hash",
+    "recipe_hash",
+    "protocol_hash",
+    "weights_hash",
+    "seconds",
+    "commit",
+    "warnings",
+    "id",
+];
+
+/// Several warnings are one cell.
+const BETWEEN_WARNINGS: &str = "; ";
+
 impl Row {
-    fn new(unit: &Unit, r: &Record) -> Row {
+    fn new(item: &Item, r: &Record) -> Row {
         let short = |hash: &str| hash.chars().take(16).collect::<String>();
-        Row {
-            unit: unit.name.clone(),
-            hash: unit.hash.clone(),
-            method: r.method.clone(),
-            arch: r.arch.clone(),
-            peer: r.peer,
-            command: r.command.clone(),
-            dataset: r.dataset.clone(),
+        let record = Record {
+            // With the keys that differ from what ships under its name.
             protocol: protocol_of(r),
-            variant: r.variant.clone(),
-            metric: r.metric.clone(),
-            value: r.value,
-            ci_low: r.ci_low,
-            ci_high: r.ci_high,
-            top5: r.top5,
-            n_train: r.n_train,
-            n_test: r.n_test,
             split_hash: short(&r.split_hash),
-            recipe_hash: r.recipe_hash.clone(),
-            protocol_hash: r.protocol_hash.clone(),
             weights_hash: short(&r.weights_hash),
             seconds: (r.seconds * 100.0).round() / 100.0,
-            commit: r.commit.clone(),
-            warnings: r.warnings.join("; "),
+            options: Value::Null,
+            detail: Value::Null,
+            ..r.clone()
+        };
+        Row { item: item.name.clone(), hash: item.hash.clone(), record }
+    }
+
+    /// From the cells of a row by column. A file made before a column was there lacks it.
+    fn read(cell: impl Fn(&str) -> Option<String>) -> std::result::Result<Row, String> {
+        let Ok(Value::Object(mut known)) = serde_json::to_value(Record::default()) else { unreachable!("a record is an object") };
+        for column in COLUMNS {
+            let Some(text) = cell(column) else { continue };
+            known[column] = match &known[column] {
+                Value::String(_) => Value::String(text),
+                Value::Array(_) => text.split(BETWEEN_WARNINGS).filter(|part| !part.is_empty()).collect(),
+                _ if text.is_empty() => Value::Null,
+                _ => serde_json::from_str(&text).map_err(|e| format!("{column} = {text}: {e}"))?,
+            };
         }
+        let record = serde_json::from_value(Value::Object(known)).map_err(|e| e.to_string())?;
+        Ok(Row { item: cell("unit").unwrap_or_default(), hash: cell("hash").unwrap_or_default(), record })
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let known = serde_json::to_value(&self.record).expect("plain values serialise");
+        let cell = |column: &&str| match &known[*column] {
+            Value::Null => String::new(),
+            Value::String(text) => text.clone(),
+            Value::Array(parts) => parts.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(BETWEEN_WARNINGS),
+            number => number.to_string(),
+        };
+        [self.item.clone(), self.hash.clone()].into_iter().chain(COLUMNS.iter().map(cell)).collect()
     }
 
     /// What was measured, for all networks alike.
-    pub fn measure(&self) -> Measure {
-        Measure {
-            command: self.command.clone(),
-            dataset: self.dataset.clone(),
-            protocol: self.protocol.clone(),
-            variant: self.variant.clone(),
-        }
+    pub(crate) fn question(&self) -> Question {
+        let Record { command, dataset, protocol, variant, .. } = &self.record;
+        Question { command: command.clone(), dataset: dataset.clone(), protocol: protocol.clone(), variant: variant.clone() }
     }
 }
 
 /// A question put to every network.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Measure {
+pub struct Question {
+    /// Which measurement.
     pub command: String,
+    /// On what.
     pub dataset: String,
+    /// By which protocol, with the keys that differ from what ships under its name; empty where a measurement has none.
     pub protocol: String,
+    /// What varies inside a measurement: `k=20`, `shots=5`.
     pub variant: String,
 }
 
-impl Measure {
-    pub fn shown(&self) -> String {
+impl Question {
+    /// For tables and figures.
+    pub(crate) fn shown(&self) -> String {
         let name = self.protocol.split(", ").next().unwrap_or_default();
         // A shorter probe is said to be one.
         let epochs = self.protocol.split(", ").find_map(|part| part.strip_prefix("epochs="));
@@ -124,115 +150,163 @@ impl Measure {
     }
 }
 
-/// What a unit was made on and how long it took.
+/// What an item was made on and how long it took: unit.json.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Made {
-    pub unit: String,
-    pub hash: String,
-    pub setting: String,
-    pub seed: Option<u64>,
-    pub evaluate: Vec<String>,
+pub(crate) struct ItemFacts {
+    #[serde(rename = "unit")]
+    item: String,
+    hash: String,
+    setting: String,
+    seed: Option<u64>,
+    evaluate: Vec<String>,
     /// mcl, commit, libtorch, device, threads, cpu, cores, memory_mb, os, arch.
-    pub machine: BTreeMap<String, Value>,
-    /// Units that ran side by side.
-    pub jobs: usize,
-    pub train_images: u64,
-    pub train_split_hash: String,
-    pub steps: usize,
-    pub seconds_per_step: f64,
-    pub peak_mb: f64,
+    pub(crate) machine: BTreeMap<String, Value>,
+    /// Items that were made at the same time.
+    #[serde(rename = "jobs")]
+    pub(crate) side_by_side: usize,
+    pub(crate) train_images: u64,
+    pub(crate) train_split_hash: String,
+    pub(crate) steps: usize,
+    seconds_per_step: f64,
+    pub(crate) peak_mb: f64,
     /// Of training and of the measurements, by the clock and of the processor.
-    pub train_seconds: f64,
-    pub train_cpu_seconds: f64,
-    pub evaluate_seconds: f64,
-    pub evaluate_cpu_seconds: f64,
+    pub(crate) train_seconds: f64,
+    pub(crate) train_cpu_seconds: f64,
+    pub(crate) evaluate_seconds: f64,
+    pub(crate) evaluate_cpu_seconds: f64,
     /// Pictures the measurements drew: file and caption.
-    pub figures: Vec<(String, String)>,
+    pub(crate) figures: Vec<(String, String)>,
+}
+
+impl ItemFacts {
+    /// `here` is the environment of this process: a measurement over several runs has none of its own.
+    pub(crate) fn new(item: &Item, progress: &Progress, side_by_side: usize, here: &Value) -> Result<ItemFacts> {
+        let mut facts = ItemFacts {
+            item: item.name.clone(),
+            hash: item.hash.clone(),
+            evaluate: item.measurements.iter().map(|m| m.line.clone()).collect(),
+            machine: machine(here),
+            side_by_side,
+            train_cpu_seconds: progress.train_cpu_seconds.round(),
+            evaluate_seconds: progress.evaluate_seconds.round(),
+            evaluate_cpu_seconds: progress.evaluate_cpu_seconds.round(),
+            ..ItemFacts::default()
+        };
+        if let Some(run) = item.run() {
+            let missing = || Error::failed(format!("{} has no summary", item.folder.path().display()));
+            let (summary, there) = (item.folder.read_summary()?.ok_or_else(missing)?, item.folder.read_environment()?);
+            (facts.setting, facts.seed, facts.train_seconds) = (run.setting.clone(), Some(run.seed), summary.seconds.round());
+            (facts.steps, facts.seconds_per_step, facts.peak_mb) = (summary.steps, summary.seconds_per_step, summary.peak_mb);
+            facts.train_images = there["train_images"].as_u64().unwrap_or(0);
+            facts.train_split_hash = there["train_split_hash"].as_str().unwrap_or_default().to_string();
+            facts.machine = machine(&there);
+        }
+        Ok(facts)
+    }
+}
+
+/// What a reader needs to know of a machine, and nothing that says whose it is.
+fn machine(environment: &Value) -> BTreeMap<String, Value> {
+    let told = ["mcl", "commit", "libtorch", "device", "threads", "cpu", "cores", "memory_mb", "os", "arch"];
+    told.iter().map(|key| (key.to_string(), environment[*key].clone())).collect()
 }
 
 /// The kept part of an experiment.
-pub struct Kept {
+pub struct Rows {
     folder: PathBuf,
-    pub rows: Vec<Row>,
+    pub(crate) all: Vec<Row>,
 }
 
-impl Kept {
-    pub fn read(folder: &Path) -> Result<Kept> {
-        let path = folder.join("results.csv");
-        let mut rows = vec![];
+impl Rows {
+    /// What is kept in `folder`; nothing where there is none yet.
+    pub fn read(folder: &Path) -> Result<Rows> {
+        let path = results(folder);
+        let mut all = vec![];
         if path.exists() {
-            let mut reader = csv::Reader::from_path(&path).map_err(|e| Error::file(&path, e.to_string()))?;
-            for row in reader.deserialize() {
-                rows.push(row.map_err(|e| Error::file(&path, e.to_string()))?);
+            let fault = |e: csv::Error| Error::file(&path, e.to_string());
+            let mut reader = csv::Reader::from_path(&path).map_err(fault)?;
+            let names = reader.headers().map_err(fault)?.clone();
+            for (i, line) in reader.records().enumerate() {
+                let line = line.map_err(fault)?;
+                let cell = |column: &str| names.iter().position(|n| n == column).and_then(|at| line.get(at)).map(String::from);
+                all.push(Row::read(cell).map_err(|e| Error::file(&path, format!("row {}: {e}", i + 1)))?);
             }
         }
-        Ok(Kept { folder: folder.to_path_buf(), rows })
+        Ok(Rows { folder: folder.to_path_buf(), all })
     }
 
-    pub fn has(&self, unit: &Unit) -> bool {
-        self.rows.iter().any(|r| r.unit == unit.name && r.hash == unit.hash)
+    /// Is it finished, as the plan asks for it now?
+    pub fn has(&self, item: &Item) -> bool {
+        self.all.iter().any(|r| r.item == item.name && r.hash == item.hash)
     }
 
-    pub fn unit_folder(&self, unit: &str) -> PathBuf {
-        self.folder.join("units").join(unit)
+    /// Where everything but the rows of an item is kept.
+    pub fn item_folder(&self, name: &str) -> PathBuf {
+        self.folder.join("units").join(name)
     }
 
-    pub fn made(&self, unit: &str) -> Result<Made> {
-        let path = self.unit_folder(unit).join("unit.json");
-        let text = std::fs::read_to_string(&path).map_err(Error::open(&path))?;
-        serde_json::from_str(&text).map_err(|e| Error::file(&path, e.to_string()))
+    fn facts_file(&self, name: &str) -> PathBuf {
+        self.item_folder(name).join("unit.json")
     }
 
-    /// Takes over what the measurements of a unit left in `from`: its own run folder, or that of a measurement over several. The rows come
-    /// last, with one rename: until they are there, the unit is not finished.
-    pub fn add(&mut self, unit: &Unit, from: &Path, mut made: Made, order: &[String]) -> Result<()> {
-        let records = record::read(from)?;
-        // A run folder may hold what was measured of it on other occasions.
-        let asked = |r: &&Record| unit.evaluate.iter().any(|line| r.argv.contains(&line.split_whitespace().collect::<Vec<_>>().join(" ")));
-        let records = newest(&records.iter().filter(asked).collect::<Vec<_>>())?;
-        if records.is_empty() {
-            return Err(Error::failed(format!("unit {}: its measurements left no rows in {}", unit.name, from.display())));
-        }
-        let to = self.unit_folder(&unit.name);
-        std::fs::create_dir_all(&to).map_err(Error::io("cannot make", &to))?;
-        for name in ["recipe.toml", "metrics.csv"] {
-            let file = from.join(name);
-            if file.exists() {
-                files::write(&to.join(name), &std::fs::read(&file).map_err(Error::open(&file))?)?;
+    fn predictions_file(&self, name: &str) -> PathBuf {
+        self.item_folder(name).join("predictions.safetensors")
+    }
+
+    pub(crate) fn facts(&self, name: &str) -> Result<ItemFacts> {
+        files::read_json(&self.facts_file(name))
+    }
+
+    /// Takes over what the measurements of an item left in its folder. The rows come last, with one rename: until they are there, the item
+    /// is not finished. Rows stand in the order of `items`.
+    pub(crate) fn add(&mut self, item: &Item, mut facts: ItemFacts, items: &[Item]) -> Result<()> {
+        let records = item.records()?;
+        let to = RunFolder::at(self.item_folder(&item.name));
+        std::fs::create_dir_all(to.path()).map_err(Error::io("cannot make", to.path()))?;
+        for (from, to) in [(item.folder.recipe(), to.recipe()), (item.folder.metrics_csv(), to.metrics_csv())] {
+            if from.exists() {
+                files::write(&to, &std::fs::read(&from).map_err(Error::open(&from))?)?;
             }
         }
-        write_predictions(&to.join("predictions.safetensors"), unit, &records)?;
+        write_predictions(&self.predictions_file(&item.name), item, &records)?;
         // Those of one run alone say little; the report draws them for all together.
-        if matches!(unit.work, Work::Over(_)) {
-            made.figures = copy_figures(&records, &to)?;
+        if item.run().is_none() {
+            facts.figures = copy_figures(&records, to.path())?;
         }
-        let text = serde_json::to_string_pretty(&made).expect("plain values serialise") + "\n";
-        files::write(&to.join("unit.json"), text.as_bytes())?;
-        self.rows.retain(|r| r.unit != unit.name);
-        self.rows.extend(records.iter().map(|r| Row::new(unit, r)));
-        let place = |row: &Row| order.iter().position(|u| *u == row.unit).unwrap_or(order.len());
-        self.rows.sort_by_key(place);
-        self.write()
+        let text = serde_json::to_string_pretty(&facts).expect("plain values serialise") + "\n";
+        files::write(&self.facts_file(&item.name), text.as_bytes())?;
+        self.all.retain(|r| r.item != item.name);
+        self.all.extend(records.iter().map(|r| Row::new(item, r)));
+        let place = |row: &Row| items.iter().position(|i| i.name == row.item).unwrap_or(items.len());
+        self.all.sort_by_key(place);
+        files::write(&results(&self.folder), self.csv()?.as_bytes())
     }
 
-    fn write(&self) -> Result<()> {
-        let path = self.folder.join("results.csv");
-        let fault = |e: String| Error::failed(format!("cannot write {}: {e}", path.display()));
+    /// The id of every row: the measurement that it came from.
+    pub fn ids(&self) -> impl Iterator<Item = &str> {
+        self.all.iter().map(|r| r.record.id.as_str())
+    }
+
+    /// The text of results.csv.
+    pub fn csv(&self) -> Result<String> {
+        let fault = |e: String| Error::failed(format!("cannot write {}: {e}", results(&self.folder).display()));
         let mut out = csv::Writer::from_writer(vec![]);
-        for row in &self.rows {
-            out.serialize(row).map_err(|e| fault(e.to_string()))?;
+        out.write_record(["unit", "hash"].iter().chain(&COLUMNS)).map_err(|e| fault(e.to_string()))?;
+        for row in &self.all {
+            out.write_record(row.cells()).map_err(|e| fault(e.to_string()))?;
         }
-        files::write(&path, &out.into_inner().map_err(|e| fault(e.to_string()))?)
+        let bytes = out.into_inner().map_err(|e| fault(e.to_string()))?;
+        Ok(String::from_utf8(bytes).expect("cells are text"))
     }
 
     /// Was each test image answered right? None where the answers were not kept.
-    pub fn right(&self, unit: &str, measure: &Measure, peer: usize) -> Result<Option<Vec<bool>>> {
-        let path = self.unit_folder(unit).join("predictions.safetensors");
+    pub(crate) fn right(&self, name: &str, question: &Question, peer: usize) -> Result<Option<Vec<bool>>> {
+        let path = self.predictions_file(name);
         if !path.exists() {
             return Ok(None);
         }
         let mut reader = Reader::open(&path)?;
-        let (name, labels) = (measure.tensor(peer), measure.labels());
+        let (name, labels) = (question.tensor(peer), question.labels());
         if !reader.names().contains(&name) {
             return Ok(None);
         }
@@ -244,22 +318,26 @@ impl Kept {
     }
 }
 
+fn results(folder: &Path) -> PathBuf {
+    RunFolder::at(folder).results_csv()
+}
+
 /// Labels and answers as small integers.
-fn write_predictions(path: &Path, unit: &Unit, records: &[&Record]) -> Result<()> {
+fn write_predictions(path: &Path, item: &Item, records: &[Record]) -> Result<()> {
     let mut tensors: Vec<(String, Tensor)> = vec![];
     for record in records {
         let Some(peer) = record.peer else { continue };
         let numbers = |key: &str| serde_json::from_value::<Vec<i64>>(record.detail[key].clone()).ok();
         let (Some(labels), Some(predicted)) = (numbers("labels"), numbers("predicted")) else { continue };
-        let measure = Row::new(unit, record).measure();
+        let question = Row::new(item, record).question();
         let small = |values: &[i64]| {
             let kind = if values.iter().all(|v| (0..256).contains(v)) { Kind::Uint8 } else { Kind::Int16 };
             Tensor::from_slice(values).to_kind(kind)
         };
-        if !tensors.iter().any(|(n, _)| *n == measure.labels()) {
-            tensors.push((measure.labels(), small(&labels)));
+        if !tensors.iter().any(|(n, _)| *n == question.labels()) {
+            tensors.push((question.labels(), small(&labels)));
         }
-        tensors.push((measure.tensor(peer), small(&predicted)));
+        tensors.push((question.tensor(peer), small(&predicted)));
     }
     if tensors.is_empty() {
         return Ok(());
@@ -267,7 +345,7 @@ fn write_predictions(path: &Path, unit: &Unit, records: &[&Record]) -> Result<()
     safetensors::save(path, &tensors, &Texts::new())
 }
 
-fn copy_figures(records: &[&Record], to: &Path) -> Result<Vec<(String, String)>> {
+fn copy_figures(records: &[Record], to: &Path) -> Result<Vec<(String, String)>> {
     let mut kept: Vec<(String, String)> = vec![];
     for record in records {
         for figure in record.detail["figures"].as_array().into_iter().flatten() {

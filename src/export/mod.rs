@@ -24,7 +24,7 @@ use clap::Args as ClapArgs;
 use serde::Deserialize;
 use tch::{Device, Tensor};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::eval::Common;
 use crate::eval::network::{NetworkArgs, PeerChoice, TrainedNetwork};
 use crate::eval::protocol::{Protocol, Shipped, apply_sets, require};
@@ -38,7 +38,7 @@ use format::{FORMATS, Format};
 pub const ABOUT: &str = "Export networks for other frameworks, each with a proof beside it";
 
 /// The protocols an export can follow.
-pub(crate) const PROTOCOLS: &[Shipped] =
+pub const PROTOCOLS: &[Shipped] =
     &[Shipped { name: "export-coco", text: include_str!("../../protocols/eval/export-coco.toml"), repeats: &[] }];
 
 /// The flags of `mcl-eval export`.

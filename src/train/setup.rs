@@ -136,7 +136,8 @@ fn prepare_data(job: &Job, archs: &[&'static Arch]) -> Result<Prepared> {
     let table = &recipe.data;
     let asked = (table.image_size > 0).then_some(table.image_size);
     // The data themselves do not depend on the training seed: an evaluator must see the same split of a folder.
-    let mut dataset = data::open(&table.name, job.data.as_deref(), &data::Options { size: asked, ..Default::default() })?;
+    let mut dataset =
+        data::open(&table.name, job.data.as_deref(), &data::Options { size: asked, own: table.options.clone(), ..Default::default() })?;
     match asked {
         Some(size) if dataset.image_size != size => dataset = dataset.resized(size)?,
         Some(_) => {}

@@ -42,15 +42,23 @@ impl Measurement for Args {
         let networks = self.networks.open(common, PeerChoice::All)?;
         let asked = self.image_size.unwrap_or(0);
         let mut records: Vec<Record> = vec![];
-        // The networks of one run, for the ensemble.
-        let mut cohorts: Vec<(PathBuf, String, Vec<Tensor>)> = vec![];
+        // The networks of one run on one of the datasets opened, for the ensemble.
+        let mut cohorts: Vec<(PathBuf, usize, Vec<Tensor>)> = vec![];
         let mut opened: Vec<TargetDataset> = vec![];
         for network in &networks {
             let name = own_dataset(self.dataset.as_deref(), network)?;
-            if !opened.iter().any(|t| t.dataset.name == name) {
-                opened.push(TargetDataset::source(name, common)?);
+            let mut known = None;
+            for (i, target) in opened.iter().enumerate() {
+                known = known.or(target.is_source(name, network)?.then_some(i));
             }
-            let target = opened.iter().find(|t| t.dataset.name == name).expect("just opened");
+            let at = match known {
+                Some(at) => at,
+                None => {
+                    opened.push(TargetDataset::source(name, network, common)?);
+                    opened.len() - 1
+                }
+            };
+            let target = &opened[at];
             let began = Instant::now();
             let logits = logits(network, target, asked, common)?;
             let score = Score::new(&logits, &target.dataset.test.labels);
@@ -59,14 +67,14 @@ impl Measurement for Args {
             record::keep(std::slice::from_ref(&record), common)?;
             records.push(record);
             if let Some(run) = &network.run {
-                match cohorts.iter_mut().find(|(r, n, _)| r == run && n == name) {
+                match cohorts.iter_mut().find(|(r, t, _)| r == run && *t == at) {
                     Some((.., all)) => all.push(logits),
-                    None => cohorts.push((run.clone(), name.to_string(), vec![logits])),
+                    None => cohorts.push((run.clone(), at, vec![logits])),
                 }
             }
         }
-        for (run, name, all) in cohorts.iter().filter(|(.., all)| all.len() > 1) {
-            let target = opened.iter().find(|t| t.dataset.name == name).expect("opened above");
+        for (run, at, all) in cohorts.iter().filter(|(.., all)| all.len() > 1) {
+            let target = &opened[*at];
             let network = networks.iter().find(|n| n.run.as_ref() == Some(run)).expect("it is a run of one of the networks");
             let score = ensemble(all, &target.dataset.test.labels);
             let record = Record::new(Self::NAME, network, common)

@@ -61,7 +61,7 @@ impl Measurement for Args {
 
 fn one(run: &Run, networks: &[TrainedNetwork], args: &Args, common: &Common) -> Result<serde_json::Value> {
     let name = own_dataset(None, &networks[0])?;
-    let target = TargetDataset::source(name, common)?;
+    let target = TargetDataset::source(name, &networks[0], common)?;
     let labels = &target.dataset.test.labels;
     let mut all_logits: Vec<Tensor> = vec![];
     let mut features = vec![];

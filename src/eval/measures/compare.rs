@@ -107,7 +107,8 @@ impl Measurement for Args {
             )));
         }
         let name = own_dataset(self.dataset.as_deref(), &left[0])?.to_string();
-        let target = if self.dataset.is_some() { TargetDataset::open(&name, common)? } else { TargetDataset::source(&name, common)? };
+        let target =
+            if self.dataset.is_some() { TargetDataset::open(&name, common)? } else { TargetDataset::source(&name, &left[0], common)? };
         if let Some(other) = right.iter().chain(&left).find(|n| self.dataset.is_none() && n.meta.dataset.as_deref() != Some(name.as_str()))
         {
             let own = other.meta.dataset.as_deref().unwrap_or("unknown data");

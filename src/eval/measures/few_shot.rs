@@ -1,8 +1,7 @@
-//! `mcl-eval few-shot`: a few labelled images a class (--shots), or, as in the paper, pre-training on a part of the training set
-//! (--fractions) with the test split untouched.
+//! `mcl-eval few-shot`: a few labelled images a class (--shots). The paper's few-shot, pre-training on a part of the training set
+//! (--fractions) with the test split untouched, is an experiment: experiment::fractions.
 
-use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use rand::seq::SliceRandom;
@@ -12,23 +11,17 @@ use serde_json::json;
 use super::Measurement;
 use crate::data::{self, sampler};
 use crate::error::{Error, Result};
-use crate::eval::answers::{logits, own_dataset};
 use crate::eval::dataset::TargetDataset;
 use crate::eval::features;
-use crate::eval::network::{NetworkArgs, PeerChoice, TrainedNetwork};
+use crate::eval::network::{NetworkArgs, PeerChoice};
 use crate::eval::probe::logreg::{self, Options as FitOptions};
 use crate::eval::protocol::{HowArgs, Protocol, Shipped, require};
 use crate::eval::record::{self, Record};
 use crate::eval::score::Score;
 use crate::eval::{Common, stats};
-use crate::methods;
-use crate::recipe::Recipe;
-use crate::report::plot::{Lines, Series};
-use crate::report::{Cell, Figure, Table};
+use crate::report::{Cell, Table};
+use crate::rng;
 use crate::run::RunFolder;
-use crate::system::ranks::Ranks;
-use crate::train::{self, Job};
-use crate::{files, rng};
 
 /// The flags of the command.
 #[derive(Debug, Clone, clap::Args)]
@@ -209,123 +202,4 @@ fn shots(args: &Args, common: &Common) -> Result<()> {
         print!("{}", shown.plain());
     }
     Ok(())
-}
-
-/// Pre-trains every method on every part, then tests the networks on the whole test split. Finished runs are not trained again.
-pub(crate) fn fractions(args: &Args, common: &Common) -> Result<()> {
-    let recipe_path = args.recipe.as_deref().expect("clap asks for it");
-    if let Some(bad) = args.fractions.iter().find(|f| !(**f > 0.0 && **f <= 1.0)) {
-        return Err(Error::input(format!("--fractions {bad}: accepted: above 0, up to 1")));
-    }
-    let names = methods::names();
-    let recipe_of = |method: Option<&str>, fraction: f64| {
-        let mut sets = args.how.sets.clone();
-        sets.push(format!("data.fraction={fraction:?}"));
-        sets.extend(method.map(|m| format!("method.name={m}")));
-        Recipe::read(recipe_path, &sets, &names)
-    };
-    let methods: Vec<Option<&str>> =
-        if args.methods.is_empty() { vec![None] } else { args.methods.iter().map(|m| Some(m.as_str())).collect() };
-    // All recipes are read before the first is trained.
-    let mut jobs = vec![];
-    for method in &methods {
-        for &fraction in &args.fractions {
-            jobs.push((fraction, recipe_of(*method, fraction)?));
-        }
-    }
-    let folder = args.networks.out.clone().unwrap_or_else(|| PathBuf::from("runs/few-shot"));
-    let stop = AtomicBool::new(false);
-    let mut records = vec![];
-    let mut shown = Table::new("", &["method", "networks", "fraction", "training images", "top-1 (mean of networks)"]);
-    for (fraction, recipe) in jobs {
-        let out = folder.join(format!("{}-{}-seed{}", recipe.method_name(), fraction, recipe.train.seed));
-        let (method, archs) = (recipe.method_name().to_string(), recipe.cohort.archs.clone());
-        common.say(format!("{method} on {fraction} of {}", recipe.data.name));
-        // A run that is there already goes on from its last checkpoint, which may be its end; one of another recipe is refused.
-        let job = Job {
-            recipe,
-            out: out.clone(),
-            data: common.data.clone(),
-            device: common.device,
-            threads: common.threads,
-            resume: true,
-            from: None,
-            init: None,
-            quiet: common.quiet,
-            commit: common.commit,
-            ranks: Ranks::ALONE,
-            stop: &stop,
-        };
-        train::run(job)?;
-        let networks = NetworkArgs::of_runs(std::slice::from_ref(&out), Some(PeerChoice::All)).open(common, PeerChoice::All)?;
-        let own = measure_fraction(&networks, fraction, common)?;
-        let mean = own.iter().map(|r| r.value).sum::<f64>() / own.len() as f64;
-        shown.push(vec![
-            Cell::text(&method),
-            Cell::text(archs.join(", ")),
-            Cell::Score(fraction, 2),
-            Cell::Count(own[0].n_train as i64),
-            Cell::Score(mean, 2),
-        ]);
-        record::append(&folder, &own)?;
-        records.extend(own);
-    }
-    let figure = fraction_figure(&records);
-    let path = folder.join(format!("{}.svg", figure.name));
-    files::write(&path, figure.svg.as_bytes())?;
-    if common.json {
-        common.print_json(&record::json(&records, common));
-    } else {
-        print!("{}", shown.plain());
-        println!(
-            "{}\n{} (`mcl-eval report --results {}` shows both)",
-            path.display(),
-            RunFolder::at(&folder).results_csv().display(),
-            folder.display()
-        );
-    }
-    Ok(())
-}
-
-fn measure_fraction(networks: &[TrainedNetwork], fraction: f64, common: &Common) -> Result<Vec<Record>> {
-    let mut records = vec![];
-    for network in networks {
-        let target = TargetDataset::source(own_dataset(None, network)?, common)?;
-        let score = Score::new(&logits(network, &target, 0, common)?, &target.dataset.test.labels);
-        let known = RunFolder::at(network.run.as_deref().unwrap_or(Path::new("."))).read_environment()?;
-        let record = Record::new(Args::NAME, network, common).on(&target, network.image_size(0)).score(&score, 1, &[]);
-        records.push(Record {
-            n_train: known["train_images"].as_u64().unwrap_or(0) as usize,
-            split_hash: known["train_split_hash"].as_str().unwrap_or_default().to_string(),
-            detail: serde_json::Value::Null,
-            ..record.variant(format!("fraction={fraction}"))
-        });
-    }
-    Ok(records)
-}
-
-/// Accuracy against fraction, a line a method: the paper's figure.
-fn fraction_figure(records: &[Record]) -> Figure {
-    let mut lines: Vec<Series> = vec![];
-    for r in records {
-        let fraction: f64 = r.variant.trim_start_matches("fraction=").parse().unwrap_or(f64::NAN);
-        if !lines.iter().any(|l| l.name == r.method) {
-            lines.push(Series { name: r.method.clone(), ..Default::default() });
-        }
-        let line = lines.iter_mut().find(|l| l.name == r.method).expect("just added");
-        if !line.points.iter().any(|(x, _)| *x == 100.0 * fraction) {
-            let own: Vec<f64> = records.iter().filter(|o| o.method == r.method && o.variant == r.variant).map(|o| o.value).collect();
-            line.points.push((100.0 * fraction, own.iter().sum::<f64>() / own.len() as f64));
-        }
-    }
-    lines.iter_mut().for_each(|l| l.points.sort_by(|a, b| a.0.total_cmp(&b.0)));
-    let svg = Lines {
-        title: "Accuracy with parts of the training set",
-        x: "training images kept (%)",
-        y: "top-1 (%)",
-        series: &lines,
-        dots: true,
-    }
-    .draw();
-    Figure::new("few-shot-fractions", "Mean over the networks of a run; the test split is whole", svg)
 }

@@ -212,7 +212,8 @@ impl Measurement for Args {
         let networks = self.networks.open(common, PeerChoice::All)?;
         let name = own_dataset(self.dataset.as_deref(), &networks[0])?;
         // Networks are mapped on what they learned, unless asked otherwise: of `synthetic`, then, the task they were trained on.
-        let target = if self.dataset.is_some() { TargetDataset::open(name, common)? } else { TargetDataset::source(name, common)? };
+        let target =
+            if self.dataset.is_some() { TargetDataset::open(name, common)? } else { TargetDataset::source(name, &networks[0], common)? };
         let rows = draw(&target.dataset.test.labels, p.samples, p.seed);
         let labels: Vec<i64> = rows.iter().map(|&r| target.dataset.test.labels[r]).collect();
         let mut sets = vec![];
