@@ -18,24 +18,25 @@
 //! | [`registry`] | looking up names in the visible lists | error |
 //! | [`rng`] | named random streams | nothing |
 //! | [`files`] | files that appear whole or not at all | error |
+//! | [`settings`] | one setting given as text, `train.epochs=3` | error |
 //! | [`pickle`] | Python pickles as plain values, nothing executed | error |
 //! | [`params`] | named tensors in one order everywhere | rng |
-//! | [`system`] | device, allocator, machine, ranks | error, params |
+//! | [`system`] | device, allocator, machine, processes, ranks | error, files, params |
 //! | [`losses`] | the equations, as pure functions over tensors | nothing |
 //! | [`optim`] | rules that step, schedules, the hypergradient | the ground above |
 //! | [`nets`] | layers and architectures, one file a family; their kernels | the ground above |
 //! | [`extractor`] | what a frozen network says about images | nets |
 //! | [`report`] | tables, figures, colours, pages; the paper's numbers | error, files |
 //! | [`run`] | the run folder: names of files, meaning of numbers | report, files |
-//! | [`recipe`] | the TOML of a training run, checked once | optim |
 //! | [`data`] | datasets, one file each; augmentation, batches | pickle and the ground |
+//! | [`recipe`] | the TOML of a training run, checked once | data, optim, settings |
 //! | [`weights`] | formats of weights, in and out | nets, pickle, files |
 //! | [`cohort`] | the networks that learn together, and their forward pass | nets, data |
 //! | [`methods`] | what a cohort minimises, one file a method | cohort, losses, optim |
 //! | [`train`] | the loop, one step, checkpoints, metrics | all above but report |
-//! | [`eval`] | what measurements share, and one file a measurement | train and what stands above it |
+//! | [`eval`] | what measurements share, and one file a measurement | all above but methods and train |
 //! | [`export`] | networks as other frameworks load them | eval, weights |
-//! | [`experiment`] | many runs and measurements by a plan | eval, train, report |
+//! | [`experiment`] | many runs and measurements by a plan | eval, methods, recipe, report, run |
 //! | [`commands`] | what is neither training nor measuring: list, doctor, data, selftest, embed, report | any |
 //!
 //! # As a library
@@ -67,6 +68,8 @@
 //! assert!((one_point.double_value(&[]) - 7f64.ln()).abs() < 1e-4);
 //! # Ok::<(), mcl::error::Error>(())
 //! ```
+
+#![warn(missing_docs)]
 
 pub mod cohort;
 pub mod commands;

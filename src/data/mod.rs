@@ -2,6 +2,8 @@
 //!
 //! A dataset is a file here that exports a `DatasetSpec`, and its entry in `DATASETS`. Keys of its own in a recipe's `[data]` are a struct in
 //! that file, named by `DatasetSpec::options` and read by `Request::own`.
+//!
+#![doc = include_str!("README.md")]
 
 pub mod augment;
 pub mod check;

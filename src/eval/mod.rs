@@ -1,5 +1,7 @@
 //! What measurements share: networks, datasets, features, protocols, rows, scores and statistics, and the probes that are trained on
 //! features. The measurements themselves stand in `measures`, one file each.
+//!
+#![doc = include_str!("README.md")]
 
 mod answers;
 pub mod dataset;

@@ -1,5 +1,7 @@
 //! Experiments: many runs and measurements as one plan, made by one runner. What is finished is not made again; what was stopped goes on.
 //! `evidence` reads its plan from a file and keeps rows for git; `compare` and `fractions` make theirs of flags and end in a table.
+//!
+#![doc = include_str!("README.md")]
 
 pub mod compare;
 pub mod evidence;

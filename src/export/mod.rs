@@ -9,6 +9,8 @@
 //!   `package::facts`; a fact that is missing is an error.
 //!
 //! `package` writes what lies beside every network: golden.npz, README.md, check.py, export.json.
+//!
+#![doc = include_str!("README.md")]
 
 mod detectron2;
 mod format;

@@ -70,8 +70,11 @@ impl Printed {
 /// The paper's table a cohort belongs to, by its dataset and architectures.
 pub fn table_of(dataset: &str, archs: &[String]) -> Option<String> {
     let same = archs.windows(2).all(|w| w[0] == w[1]);
+    // The paper gives transformers a table of their own: whichever networks stand in it belong there.
+    let transformers = format!("{dataset}-swin");
+    let among_them = || printed().is_ok_and(|rows| rows.iter().any(|row| row.table == transformers && row.network == archs[0]));
     match (dataset, archs.len(), same) {
-        ("cifar100" | "imagenet", 1 | 2, true) if archs[0].starts_with("swin") => Some(format!("{dataset}-swin")),
+        ("cifar100" | "imagenet", 1 | 2, true) if among_them() => Some(transformers),
         ("cifar100" | "imagenet", 1 | 2, true) => Some(format!("{dataset}-same")),
         ("cifar100", 3, true) => Some("cifar100-three".into()),
         ("cifar100" | "imagenet", 2, false) => Some(format!("{dataset}-different:{}", archs.join("+"))),

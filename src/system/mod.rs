@@ -1,4 +1,6 @@
 //! The process and the machine: device, allocator, child processes and signals, C++ answers, ranks.
+//!
+#![doc = include_str!("README.md")]
 
 pub mod allocator;
 pub(crate) mod cpp;

@@ -1,5 +1,7 @@
 //! The training loop: the only place where data, cohort, method, metrics and checkpoints meet. It knows no method, architecture or
 //! dataset by name.
+//!
+#![doc = include_str!("README.md")]
 
 mod checkpoint;
 mod diverged;

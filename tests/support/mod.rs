@@ -107,3 +107,9 @@ pub fn batch_of(side: i64, from: i64, to: i64) -> Batch {
     let rows = |t: &Tensor| t.slice(0, from, to, 1);
     Batch { views: vec![rows(&images)], labels: rows(&labels), index: rows(&index), noise: 1 }
 }
+
+/// Says that a test cannot run here, past the test runner, which swallows what passing tests print: CI counts these lines.
+pub fn skip(why: &str) {
+    use std::io::Write;
+    std::io::stderr().write_all(format!("skipped: {}\n", why.trim().replace('\n', " ")).as_bytes()).unwrap();
+}
