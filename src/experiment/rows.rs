@@ -139,8 +139,16 @@ impl Question {
 
     /// The name of a network's answers in the file of predictions.
     fn tensor(&self, peer: usize) -> String {
-        let parts = [&self.command, &self.dataset, &self.protocol.split(", ").next().unwrap_or_default().to_string(), &self.variant];
-        let parts: Vec<&str> = parts.into_iter().map(String::as_str).filter(|p| !p.is_empty()).collect();
+        self.tensor_by(&self.protocol, peer)
+    }
+
+    /// As files made before have it: without the keys that differ, so that two probes of one protocol had one name.
+    fn tensor_before(&self, peer: usize) -> String {
+        self.tensor_by(self.protocol.split(", ").next().unwrap_or_default(), peer)
+    }
+
+    fn tensor_by(&self, protocol: &str, peer: usize) -> String {
+        let parts: Vec<&str> = [&self.command, &self.dataset, protocol, &self.variant].into_iter().filter(|p| !p.is_empty()).collect();
         format!("{}/peer-{peer}", parts.join("/"))
     }
 
@@ -306,10 +314,11 @@ impl Rows {
             return Ok(None);
         }
         let mut reader = Reader::open(&path)?;
-        let (name, labels) = (question.tensor(peer), question.labels());
-        if !reader.names().contains(&name) {
+        let there = reader.names();
+        let Some(name) = [question.tensor(peer), question.tensor_before(peer)].into_iter().find(|name| there.contains(name)) else {
             return Ok(None);
-        }
+        };
+        let labels = question.labels();
         let mut numbers = |name: &str| -> Result<Vec<i64>> {
             Vec::try_from(reader.tensor(name)?.to_kind(Kind::Int64)).map_err(|e| Error::file(&path, format!("{name}: {e}")))
         };
