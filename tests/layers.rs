@@ -26,7 +26,7 @@ const MAY_USE: &[(&str, &str)] = &[
     ("methods", "cohort data error losses nets optim params recipe registry rng system"),
     ("train", "cohort data error extractor files losses methods nets optim params recipe rng run system weights"),
     ("eval", "data error extractor files losses nets params report rng run settings system weights"),
-    ("export", "error eval files nets params registry report rng weights"),
+    ("export", "error eval files nets params registry report rng run weights"),
     ("experiment", "error eval files methods nets recipe report rng run system weights"),
     ("commands", "data error eval experiment export extractor files losses methods nets optim params report run system weights"),
 ];

@@ -14,10 +14,10 @@ pub fn archs() -> String {
         let about = nets::describe(arch, classes);
         table.push(vec![
             Cell::text(about.name),
-            Cell::Count(about.parameters as i64),
-            Cell::Count(about.macs as i64),
+            Cell::Count(about.parameters),
+            Cell::Count(about.macs),
             Cell::Count(about.stages as i64),
-            Cell::Count(about.dim as i64),
+            Cell::Count(about.dim),
             Cell::text(format!("{0} x {0}", about.image_size)),
             Cell::Count(classes),
         ]);

@@ -321,9 +321,9 @@ impl Raw {
 pub struct Batch {
     /// The images, augmented anew for each entry.
     pub views: Vec<Tensor>,
-    /// Their classes, int64 [B].
+    /// Their classes, int64 `[B]`.
     pub labels: Tensor,
-    /// Their places, int64 [B].
+    /// Their places, int64 `[B]`.
     pub index: Tensor,
     /// Seeds what networks draw in training (drop-path): see `nets::layers::Pass`.
     pub noise: u64,

@@ -244,7 +244,7 @@ impl NetworkArgs {
         let real = file.canonicalize().map_err(Error::open(file))?;
         let peer = run::network_number(&real);
         let label = folder.name()?;
-        let name = peer.map_or(label.clone(), |m| format!("{label}/peer-{m}"));
+        let name = peer.map_or(label.clone(), |m| format!("{label}/{}", run::network_name(m)));
         let recipe = dataset::recipe(folder)?;
         let out = self.out.clone().unwrap_or_else(|| folder.path().to_path_buf());
         let mut network = TrainedNetwork::new(opened, normalisation, name, real, out);

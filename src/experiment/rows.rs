@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::eval::record::Record;
 use crate::eval::rows::protocol_of;
 use crate::files;
-use crate::run::RunFolder;
+use crate::run::{RunFolder, network_name};
 use crate::weights::safetensors::{self, Reader, Texts};
 
 /// One measurement: a row of results.csv.
@@ -149,7 +149,7 @@ impl Question {
 
     fn tensor_by(&self, protocol: &str, peer: usize) -> String {
         let parts: Vec<&str> = [&self.command, &self.dataset, protocol, &self.variant].into_iter().filter(|p| !p.is_empty()).collect();
-        format!("{}/peer-{peer}", parts.join("/"))
+        format!("{}/{}", parts.join("/"), network_name(peer))
     }
 
     /// `synthetic` is two tasks: a network's own labels and those it transfers to.

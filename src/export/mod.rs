@@ -20,7 +20,7 @@ mod safetensors;
 mod torchscript;
 mod torchvision;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 use serde::Deserialize;
@@ -34,6 +34,7 @@ use crate::nets::{Outputs, script};
 use crate::params::Named;
 use crate::registry;
 use crate::report::{Cell, Table};
+use crate::run::{RunFolder, network_name};
 use format::{FORMATS, Format};
 
 /// For `--help`.
@@ -172,8 +173,8 @@ fn folder(args: &Args, network: &TrainedNetwork, networks: usize) -> PathBuf {
         Some(out) if networks == 1 => out.clone(),
         Some(out) => out.join(name),
         None => {
-            let own = network.peer.filter(|_| network.run.is_some()).map_or(name, |m| format!("peer-{m}"));
-            network.out.join(Path::new("export")).join(own)
+            let own = network.peer.filter(|_| network.run.is_some()).map_or(name, network_name);
+            RunFolder::at(&network.out).exports().join(own)
         }
     }
 }

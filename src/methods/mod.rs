@@ -172,7 +172,8 @@ impl Default for Needs {
 impl Needs {
     /// The architectures of the whole cohort: the recipe's and the extra peers'.
     pub fn archs(&self, recipe: &[&'static Arch]) -> Vec<&'static Arch> {
-        recipe.iter().copied().chain(std::iter::repeat_n(recipe[0], self.extra_peers)).collect()
+        let extra = recipe.first().into_iter().flat_map(|first| std::iter::repeat_n(*first, self.extra_peers));
+        recipe.iter().copied().chain(extra).collect()
     }
 }
 

@@ -370,7 +370,7 @@ impl Layer for MaxPool {
 pub struct Linear {
     /// [d_out, d_in]
     pub weight: Tensor,
-    /// [d_out], for those that have one.
+    /// `[d_out]`, for those that have one.
     pub bias: Option<Tensor>,
 }
 

@@ -113,7 +113,7 @@ pub(crate) fn heat(part: f64) -> String {
 
 /// The i-th of `count` hues around the circle; neighbours differ in lightness too.
 pub(crate) fn hue(i: usize, count: usize) -> String {
-    hsl(i as f64 / count as f64 * 360.0, 0.62, if i % 2 == 0 { 0.42 } else { 0.58 })
+    hsl(i as f64 / count as f64 * 360.0, 0.62, if i.is_multiple_of(2) { 0.42 } else { 0.58 })
 }
 
 fn hsl(h: f64, s: f64, l: f64) -> String {

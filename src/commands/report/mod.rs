@@ -60,7 +60,8 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
     for folder in &args.results {
         let own = record::read(folder)?;
         if own.is_empty() {
-            return Err(Error::input(format!("--results {}: no results.jsonl with rows there", folder.display())));
+            let file = RunFolder::at(folder).results_jsonl();
+            return Err(Error::input(format!("--results {}: {} is missing or has no rows", folder.display(), file.display())));
         }
         records.extend(own);
     }
@@ -72,8 +73,9 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
     let title = if args.title.is_empty() { format!("Report: {name}") } else { args.title.clone() };
     let report = build(&title, &runs, &records)?;
     let mut written = report.write(&out)?;
-    written.push(out.join("results.csv"));
-    files::write(&out.join("results.csv"), record::csv(&records)?.as_bytes())?;
+    let rows = RunFolder::at(&out).results_csv();
+    files::write(&rows, record::csv(&records)?.as_bytes())?;
+    written.push(rows);
     copy_inputs(&runs, &out)?;
     if common.json {
         common.print_json(&serde_json::json!({ "folder": out, "files": written, "runs": runs.len(), "results": records.len() }));

@@ -97,8 +97,10 @@ fn one(run: &Run, networks: &[TrainedNetwork], args: &Args, common: &Common) -> 
     let ship = if held.iter().all(|h| h.is_finite()) {
         let chosen = (0..count).rev().max_by(|&a, &b| held[a].total_cmp(&held[b])).expect("a cohort has networks");
         format!(
-            "ship network {chosen} ({}): best on the held-out images, {:.2}; networks/best.safetensors",
-            networks[chosen].arch.name, held[chosen]
+            "ship network {chosen} ({}): best on the held-out images, {:.2}; {}",
+            networks[chosen].arch.name,
+            held[chosen],
+            run.folder.best_network().display()
         )
     } else {
         "no images were held out, so nothing honest can choose: set data.holdout and train again, or ship any".to_string()

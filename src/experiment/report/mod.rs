@@ -45,7 +45,7 @@ pub(crate) fn write(plan: &Plan, items: &[Item], kept: &Rows, out: &Path) -> Res
     let missing: Vec<String> = items.iter().filter(|i| !kept.has(i)).map(|i| i.name.clone()).collect();
     let mut report = Report {
         title: plan.title.clone(),
-        about: "Made by `make evidence` from results.csv and units/. Accuracies in percent.".into(),
+        about: "Made by `make evidence` from the rows and the folder units/ beside it. Accuracies in percent.".into(),
         sections: vec![],
     };
     report.push(results.scale(&missing)?);

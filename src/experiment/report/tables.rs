@@ -270,7 +270,7 @@ impl Results<'_> {
             ]);
         }
         section.table(table);
-        section.text("Of every run, units/NAME holds the resolved recipe, the metrics of each epoch, the answers to every test image (predictions.safetensors) and unit.json; results.csv holds the rows. `make evidence` makes this report from them.");
+        section.text("Of every run, units/NAME holds the resolved recipe, the metrics of each epoch, the answers to every test image (predictions.safetensors) and unit.json; the rows are in one CSV file. `make evidence` makes this report from them.");
         section.code(self.plan.evaluate.iter().map(|l| format!("mcl-eval {l}")).collect::<Vec<_>>().join("\n"));
         Ok(section)
     }
