@@ -11,8 +11,9 @@ use mcl::data::{self, Loader, Transform};
 use mcl::error::{Error, Result};
 use mcl::extractor::Extractor;
 use mcl::losses::contrast::{self, Contrast};
+use mcl::losses::unit::Norm;
 use mcl::weights::{self, LoadOptions};
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind};
 
 fn main() -> Result<()> {
     let file: PathBuf = std::env::args().nth(1).ok_or_else(|| Error::input("name a network, e.g. peer-0.safetensors"))?.into();
@@ -27,8 +28,7 @@ fn main() -> Result<()> {
     let features = extractor.extract(&batch.views[0], false)?.features; // [256, D]
 
     // Unit vectors, as the contrastive losses want them. Images of one class are each other's positives (Eq. 2).
-    let length = features.norm_scalaropt_dim(2.0, [1i64], true).clamp_min(1e-12);
-    let embeddings: Tensor = features / length;
+    let embeddings = Norm::Guarded.apply(&features);
     let loss = contrast::vcl(&embeddings, &Contrast::in_batch(&batch.labels, 0.1, Kind::Float));
     println!("{} images, features of {} numbers, VCL {:.3}", batch.labels.size()[0], network.arch.dim, loss.double_value(&[]));
     Ok(())

@@ -16,6 +16,7 @@ use crate::eval::network::{NetworkArgs, PeerChoice};
 use crate::eval::protocol::{HowArgs, Protocol, Shipped, require};
 use crate::eval::record::{self, Record};
 use crate::eval::score::Score;
+use crate::losses::unit::Norm;
 
 /// The flags of the command.
 #[derive(Debug, Clone, clap::Args)]
@@ -64,14 +65,11 @@ pub fn scores(train: &Features, test: &Features, distance: Distance, classes: i6
     let members = train.labels().one_hot(classes).to_kind(Kind::Double); // [N, C]
     let counts = members.sum_dim_intlist([0i64].as_slice(), false, Kind::Double); // [C]
     let means = members.transpose(0, 1).matmul(&x) / counts.clamp_min(1.0).unsqueeze(1); // [C, D]
-    let products = queries.matmul(&means.transpose(0, 1)); // [N, C]
+    let products = |x: &Tensor, means: &Tensor| x.matmul(&means.transpose(0, 1)); // [N, C]
     let scores = match distance {
-        Distance::Cosine => {
-            let norm = |rows: &Tensor| rows.norm_scalaropt_dim(2.0, [1i64], true).clamp_min(1e-12);
-            products / norm(&queries) / norm(&means).transpose(0, 1)
-        }
+        Distance::Cosine => products(&Norm::Guarded.apply(&queries), &Norm::Guarded.apply(&means)),
         // -|x - m|^2 / 2 without |x|^2 / 2, which is the same for every class.
-        Distance::Euclidean => products - means.square().sum_dim_intlist([1i64].as_slice(), false, Kind::Double) / 2.0,
+        Distance::Euclidean => products(&queries, &means) - means.square().sum_dim_intlist([1i64].as_slice(), false, Kind::Double) / 2.0,
     };
     scores.masked_fill(&counts.eq(0.0), f64::NEG_INFINITY)
 }
