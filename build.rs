@@ -27,9 +27,14 @@ fn cpp(lib: &Path) {
         "src/weights/torchscript.cpp",
         "src/nets/kernels/convolution.cpp",
         "src/nets/kernels/norm.cpp",
+        "src/nets/kernels/conv_norm.cpp",
+        "src/optim/lists.cpp",
+        "src/system/arrival.cpp",
+        "src/system/gpu.cpp",
         "src/system/ranks/sum.cpp",
     ];
-    sources.iter().for_each(|source| println!("cargo:rerun-if-changed={source}"));
+    let headers = ["src/nets/kernels/differentiable.h"];
+    sources.iter().chain(&headers).for_each(|source| println!("cargo:rerun-if-changed={source}"));
     println!("cargo:rerun-if-env-changed=LIBTORCH_INCLUDE");
     println!("cargo:rerun-if-env-changed=LIBTORCH_CXX11_ABI");
     let include = std::env::var("LIBTORCH_INCLUDE").map_or_else(|_| lib.join("../include"), |dir| Path::new(&dir).join("include"));

@@ -1,7 +1,7 @@
 //! Seconds of a training step, as the trainer takes it: f32, random images, no data loading. One JSON line for each way of taking
 //! Hessian-vector products.
 //!
-//!     cargo bench --bench step -- [--arch resnet32] [--batch 128] [--threads 2] [--iters 5] [--only plain|losses]
+//!     cargo bench --bench step -- [--arch resnet32] [--batch 128] [--threads 2] [--iters 5] [--only plain|losses] [--device cuda:0]
 
 use std::time::Instant;
 
@@ -11,6 +11,8 @@ use mcl::methods::{self, Clock, Task};
 use mcl::nets::{self, Arch, Outputs};
 use mcl::optim::grads;
 use mcl::recipe::{Recipe, Train};
+use mcl::system::device::{self, DeviceChoice};
+use mcl::system::gpu;
 use mcl::train::step::Engine;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
@@ -33,9 +35,16 @@ struct Args {
     iters: usize,
     #[arg(long, default_value_t = 2)]
     meta_iters: usize,
-    /// plain: plain steps alone, with peak_mb; losses: also what heads, lambda, gates and terms take on given features
+    /// Side of the images, instead of the one the architecture was made for
+    #[arg(long)]
+    side: Option<i64>,
+    /// plain: plain steps alone, with peak_mb; losses: also what heads, lambda, gates and terms take on given features; baseline: steps of
+    /// bare networks alone; exact, difference: meta steps of that kind alone
     #[arg(long)]
     only: Option<Only>,
+    /// auto, cpu or cuda:N
+    #[arg(long, default_value = "cpu")]
+    device: DeviceChoice,
     /// Count CPU seconds instead of wall time: with --threads 1 they mean something on a busy machine, too
     #[arg(long)]
     cpu: bool,
@@ -48,6 +57,9 @@ struct Args {
 enum Only {
     Plain,
     Losses,
+    Baseline,
+    Exact,
+    Difference,
 }
 
 const EVERY: f64 = 50.0;
@@ -57,7 +69,7 @@ fn engine(args: &Args, arch: &'static Arch, method: &str, options: &str) -> mcl:
     let archs = vec![arch; args.networks];
     let labels: Vec<i64> = (0..2 * CLASSES).map(|i| i % CLASSES).collect();
     let recipe = Recipe { train: Train { batch: args.batch, seed: 0, ..Train::default() }, ..Recipe::default() };
-    let task = Task::new(&recipe, &archs, CLASSES, &labels, Device::Cpu);
+    let task = Task::new(&recipe, &archs, CLASSES, &labels, args.device.0);
     let method = (methods::find(method)?.build)(&task, options.parse().expect("the bench's own options"))?;
     let mut engine = Engine::of(&task, method);
     engine.cohort.threads = args.peer_threads;
@@ -66,7 +78,7 @@ fn engine(args: &Args, arch: &'static Arch, method: &str, options: &str) -> mcl:
 
 /// Noise as the loader would hand it over: channels_last; B/2 classes twice.
 fn batch(args: &Args, arch: &Arch) -> Batch {
-    let (b, side) = (args.batch as i64, arch.image_size);
+    let (b, side) = (args.batch as i64, args.side.unwrap_or(arch.image_size));
     let noise: Vec<f32> = {
         use rand::Rng;
         let mut rng = mcl::rng::stream(0, "images", &[]);
@@ -74,7 +86,7 @@ fn batch(args: &Args, arch: &Arch) -> Batch {
     };
     let images = Tensor::from_slice(&noise).view([b, side, side, 3]).permute([0, 3, 1, 2]);
     let index = Tensor::arange(b, (Kind::Int64, Device::Cpu));
-    Batch { views: vec![images], labels: index.floor_divide_scalar(2), index, noise: 0 }
+    Batch { views: vec![images], labels: index.floor_divide_scalar(2).remainder(CLASSES), index, noise: 0 }.to_device(args.device.0)
 }
 
 fn clock(step: usize, meta: bool) -> Clock {
@@ -98,11 +110,19 @@ fn timed(args: &Args, iters: usize, f: impl FnMut() -> mcl::error::Result<()>) -
 }
 
 fn all_times(args: &Args, iters: usize, mut f: impl FnMut() -> mcl::error::Result<()>) -> mcl::error::Result<Vec<f64>> {
+    // A GPU works on after a call has returned: what is timed begins and ends with its queue empty.
+    let wait = || {
+        if let Device::Cuda(n) = args.device.0 {
+            tch::Cuda::synchronize(n as i64);
+        }
+    };
     f()?;
+    wait();
     let mut seconds = vec![];
     for _ in 0..iters {
         let start = now(args);
         f()?;
+        wait();
         seconds.push(now(args) - start);
     }
     Ok(seconds)
@@ -129,13 +149,42 @@ fn main() -> mcl::error::Result<()> {
     let args = Args::parse();
     mcl::system::allocator::keep_large_blocks();
     tch::set_num_threads(args.threads);
+    gpu::set(Train::default().tf32, Train::default().deterministic);
+    nets::check_instructions()?;
     let arch = nets::find(&args.arch)?;
     let batch = batch(&args, arch);
     let batch = std::slice::from_ref(&batch);
     let depth: Option<u32> = args.arch.strip_prefix("resnet").and_then(|d| d.parse().ok());
-    let mut line = json!({ "arch": args.arch, "networks": args.networks, "depth": depth, "batch": args.batch, "threads": args.threads, "peer_threads": args.peer_threads });
+    let mut line = json!({ "arch": args.arch, "networks": args.networks, "depth": depth, "side": args.side.unwrap_or(arch.image_size), "batch": args.batch, "threads": args.threads, "peer_threads": args.peer_threads, "device": device::name(args.device.0) });
     let round = |s: f64| (s * 1e4).round() / 1e4;
 
+    let baseline = || -> mcl::error::Result<f64> {
+        let mut bare = engine(&args, arch, "baseline", "")?;
+        timed(&args, args.iters, || bare.step(batch, clock(1, false), None).map(drop))
+    };
+    let meta = |hvp: &str| -> mcl::error::Result<(f64, f64)> {
+        let mut engine = engine(&args, arch, "l_mcl", &format!("hvp = \"{hvp}\""))?;
+        let both = timed(&args, args.meta_iters, || engine.step(batch, clock(1, true), None).map(drop))?;
+        // The heap is not what it was before the meta step: most of a run's plain steps are like these.
+        let after = timed(&args, args.iters, || engine.step(batch, clock(1, false), None).map(drop))?;
+        Ok((both, after))
+    };
+    match args.only {
+        Some(Only::Baseline) => {
+            line["baseline_s"] = json!(round(baseline()?));
+            line["peak_mb"] = json!(mcl::system::allocator::peak_mb());
+            println!("{line}");
+            return Ok(());
+        }
+        Some(only @ (Only::Exact | Only::Difference)) => {
+            let hvp = if only == Only::Exact { "exact" } else { "difference" };
+            let (both, plain) = meta(hvp)?;
+            (line["meta_s"], line["plain_after_meta_s"], line["hvp"]) = (json!(round(both - plain)), json!(round(plain)), json!(hvp));
+            println!("{line}");
+            return Ok(());
+        }
+        _ => {}
+    }
     let mut l_mcl = engine(&args, arch, "l_mcl", "hvp = \"exact\"")?;
     let times = all_times(&args, args.iters, || l_mcl.step(batch, clock(1, false), None).map(drop))?;
     let mean = times.iter().sum::<f64>() / times.len() as f64;
@@ -145,6 +194,9 @@ fn main() -> mcl::error::Result<()> {
         // A run logs the mean of its steps: on a busy machine it is well above the median.
         line["plain_mean_s"] = json!(round(mean));
         line["peak_mb"] = json!(mcl::system::allocator::peak_mb());
+        if let Some(memory) = gpu::memory(args.device.0) {
+            line["device_peak_mb"] = json!(memory.peak_mb);
+        }
         if args.only == Some(Only::Losses) {
             let part = losses(&args, &mut l_mcl, &batch[0])?;
             line["losses_s"] = json!(round(part));
@@ -154,15 +206,12 @@ fn main() -> mcl::error::Result<()> {
         return Ok(());
     }
     drop(l_mcl);
-    let mut bare = engine(&args, arch, "baseline", "")?;
-    let baseline = timed(&args, args.iters, || bare.step(batch, clock(1, false), None).map(drop))?;
-    drop(bare);
+    let baseline = baseline()?;
     for hvp in ["exact", "difference"] {
-        let mut engine = engine(&args, arch, "l_mcl", &format!("hvp = \"{hvp}\""))?;
-        let meta = timed(&args, args.meta_iters, || engine.step(batch, clock(1, true), None).map(drop))? - plain;
+        let (both, after) = meta(hvp)?;
+        let meta = both - plain;
         line["meta_s"] = json!(round(meta));
-        // The heap is not what it was before the meta step: most of a run's plain steps are like these.
-        line["plain_after_meta_s"] = json!(round(timed(&args, args.iters, || engine.step(batch, clock(1, false), None).map(drop))?));
+        line["plain_after_meta_s"] = json!(round(after));
         line["amortised_s"] = json!(round(plain + meta / EVERY));
         line["baseline_s"] = json!(round(baseline));
         line["hvp"] = json!(hvp);

@@ -1,7 +1,11 @@
 //! The one error type of the library. A message names the thing, its value, where it came from and what would be accepted.
 
+mod nearest;
+
 use std::io;
 use std::path::{Path, PathBuf};
+
+pub use nearest::{did_you_mean, in_words, nearest};
 
 /// A result of this library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -13,7 +17,7 @@ pub enum Error {
     #[error("{0}")]
     Input(String),
     /// A name that is in no registry. Exit code 2.
-    #[error("unknown {kind} `{name}`; known: {known}")]
+    #[error("unknown {kind} `{name}`{}; known: {known}", did_you_mean(name, known.split(", ")))]
     Unknown {
         /// What kind of thing was looked for: a method, a dataset.
         kind: &'static str,
@@ -43,19 +47,22 @@ pub enum Error {
     /// The run failed. Exit code 1.
     #[error("{0}")]
     Failed(String),
-    /// A term or a gradient is not finite; the weights were not touched. Exit code 1.
+    /// A term, a gradient or a weight is not finite. Exit code 1.
     #[error("diverged at step {step}: {what}")]
     Diverged {
         /// Steps since the beginning of the run, from 0.
         step: usize,
-        /// Which term or gradient.
+        /// Which one, and which weights had changed by then.
         what: String,
     },
+    /// A device or the machine has no memory left; nothing that was saved is lost. Exit code 1.
+    #[error("{0}")]
+    Exhausted(String),
     /// Asked to stop; everything is saved. Exit code 75 (EX_TEMPFAIL: run the same command with --resume).
     #[error("{0}")]
     Interrupted(String),
     /// libtorch refused an operation. Exit code 1.
-    #[error("libtorch: {0}")]
+    #[error("libtorch: {}", libtorch_line(&.0.to_string()))]
     Torch(#[from] tch::TchError),
 }
 
@@ -91,7 +98,12 @@ impl Error {
     /// place of a nested key on a line of its own).
     pub fn options<E: std::fmt::Display>(table: &str) -> impl FnOnce(E) -> Error {
         let table = table.to_string();
-        move |e| Error::Input(format!("[{table}]: {}", e.to_string().trim_end().replace('\n', " ")))
+        move |e| Error::Input(format!("[{table}]: {}", in_words(&e.to_string())))
+    }
+
+    /// The message as the one line that a program prints: without libtorch's list of frames, and cut where a hostile file put a novel.
+    pub fn line(&self) -> String {
+        one_line(&self.to_string())
     }
 
     /// The exit code of a command that ends with this error.
@@ -99,7 +111,48 @@ impl Error {
         match self {
             Error::Input(_) | Error::Unknown { .. } | Error::File { .. } => 2,
             Error::Interrupted(_) => 75,
-            Error::Io { .. } | Error::Failed(_) | Error::Diverged { .. } | Error::Torch(_) => 1,
+            Error::Io { .. } | Error::Failed(_) | Error::Exhausted(_) | Error::Diverged { .. } | Error::Torch(_) => 1,
         }
+    }
+}
+
+/// How long a message may be.
+const LONGEST: usize = 2000;
+
+/// A text as one line of everyday length, without what follows libtorch's "Exception raised from".
+pub fn one_line(text: &str) -> String {
+    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Exception raised from"));
+    let line = lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
+    // Control characters would let a file's names write to the terminal.
+    let mut shown: String = line.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).take(LONGEST).collect();
+    if shown.len() < line.len() {
+        shown.push_str("...");
+    }
+    shown
+}
+
+/// What libtorch says, in our words where it is about memory.
+pub fn libtorch_line(text: &str) -> String {
+    let line = one_line(text).trim_start_matches("Internal torch error: ").to_string();
+    match line.split_once("you tried to allocate ").and_then(|(_, rest)| rest.split(' ').next()?.parse::<u64>().ok()) {
+        Some(bytes) => format!("not enough memory: a tensor of {:.1} GB could not be made", bytes as f64 / 1e9),
+        None => line,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REFUSAL: &str = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 400000000000 bytes. Error code 12 (Cannot allocate memory)\nException raised from alloc_cpu at ../c10/core/impl/alloc_cpu.cpp:127 (most recent call first):\nframe #0: c10::Error::Error(c10::SourceLocation) + 0x57";
+
+    #[test]
+    fn a_page_of_frames_becomes_one_line() {
+        assert_eq!(libtorch_line(REFUSAL), "not enough memory: a tensor of 400.0 GB could not be made");
+        let error =
+            Error::Torch(tch::TchError::Torch("shape '[2]' is invalid for input of size 3\nException raised from view\nframe #0".into()));
+        assert_eq!(error.line(), "libtorch: shape '[2]' is invalid for input of size 3");
+        assert_eq!(Error::input("a\n  b\u{1b}[2J").line(), "a b\u{fffd}[2J");
+        assert_eq!(Error::input("x".repeat(5000)).line().len(), 2003);
     }
 }

@@ -1,17 +1,22 @@
 //! What a frozen network says about images: one copy of the network a core, each on one thread with a share of the images, which on
 //! small maps beats all threads on every operation. Weights are shared, BatchNorm is folded, nothing is tracked.
 
+pub mod foreign;
+
+use std::str::FromStr;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use tch::{Device, Kind, Tensor};
 
 use crate::error::{Error, Result};
-use crate::nets::layers::Pass;
+use crate::nets::layers::{Pass, pool};
 use crate::nets::{Arch, Branch, Network};
-use crate::params::{Params, Scope};
+use crate::params::{Named, Params, Scope, check_finite};
+use crate::system::exhausted;
+use foreign::Foreign;
 
-/// Rows in the order of the images, f32 on the CPU.
+/// Rows in the order of the images, f32; on the CPU unless asked for where the network is.
 pub struct Answer {
     /// The pooled feature, [N, D].
     pub features: Tensor,
@@ -35,11 +40,62 @@ impl Answer {
     pub fn logit(&self) -> &Tensor {
         self.logits.last().expect("a network has logits")
     }
+
+    /// The first image whose answer holds a NaN or an infinity.
+    fn not_finite(&self) -> Option<i64> {
+        let of = |rows: &Tensor| {
+            // Flat rows: the smallest place of a number that is not finite tells its image.
+            let bad = rows.isfinite().logical_not().nonzero();
+            (bad.size()[0] > 0).then(|| bad.select(1, 0).min().int64_value(&[]))
+        };
+        let all_finite = |rows: &&Tensor| bool::try_from(rows.isfinite().all()).unwrap_or(false);
+        let rows = [&self.features].into_iter().chain(&self.logits).chain(&self.stages);
+        rows.filter(|rows| !all_finite(rows)).filter_map(of).min()
+    }
+}
+
+/// A part of a network whose output is a feature.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tap {
+    /// The map after this stage (from 1), averaged over its places.
+    Stage(usize),
+    /// The network's own pooled feature.
+    Last,
+}
+
+impl FromStr for Tap {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Tap> {
+        let number = || text.parse().ok().filter(|l| *l > 0).map(Tap::Stage);
+        let tap = if text == "last" { Some(Tap::Last) } else { number() };
+        tap.ok_or_else(|| Error::input(format!("layer `{text}`; accepted: the number of a stage from 1, or last")))
+    }
+}
+
+impl std::fmt::Display for Tap {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        match self {
+            Tap::Stage(l) => write!(f, "{l}"),
+            Tap::Last => write!(f, "last"),
+        }
+    }
+}
+
+/// What of the stages is wanted.
+#[derive(Clone, Copy, PartialEq)]
+enum Stages {
+    Nothing,
+    /// Averaged over the places, [N, c].
+    Pooled,
+    Maps,
 }
 
 struct Job {
     images: Tensor,
-    stages: bool,
+    stages: Stages,
+    /// Shall the answer be on the CPU?
+    home: bool,
 }
 
 struct Worker {
@@ -52,12 +108,16 @@ struct Worker {
 /// A network ready for inference. Its weights must not change while it lives.
 pub struct Extractor {
     workers: Vec<Worker>,
+    /// The weights and running statistics, to name one that is not finite.
+    named: Named,
     /// libtorch's threads before the workers set their own.
     threads: i32,
+    /// What features are made of, side by side; the network's own where there are none.
+    taps: Vec<Tap>,
 }
 
 /// Pixels of one pass: a batch whose maps stay in a core's cache, but enough images to make use of the weights of large networks.
-const PIXELS: i64 = 16 * 32 * 32;
+const PIXELS: i64 = 8 * 32 * 32;
 const LEAST_IMAGES: i64 = 8;
 
 impl Extractor {
@@ -75,27 +135,44 @@ impl Extractor {
             };
             let net = Network::new(arch, &sharing(params), classes);
             let branches = aux.map_or(vec![], |aux| Branch::all(arch, &sharing(aux), classes));
-            let (jobs, inbox) = channel::<Job>();
-            let (outbox, answers) = channel();
-            let thread = std::thread::spawn(move || {
-                if device == Device::Cpu {
-                    tch::set_num_threads(1);
-                }
-                let _guard = tch::no_grad_guard();
-                for job in inbox {
-                    // Nobody waits any more: the extractor was dropped.
-                    if outbox.send(answer(&net, &branches, &job, device, kind)).is_err() {
-                        return;
-                    }
-                }
-            });
-            Worker { jobs: Some(jobs), answers, thread: Some(thread) }
+            let threads = (device == Device::Cpu).then_some(1);
+            Worker::start(threads, move |job| answer(&net, &branches, job, device, kind))
         };
-        Extractor { workers: (0..copies).map(worker).collect(), threads: before }
+        let named = params.all().chain(aux.into_iter().flat_map(Params::all)).map(|(n, t)| (n.clone(), t.shallow_clone())).collect();
+        Extractor { workers: (0..copies).map(worker).collect(), named, threads: before, taps: vec![] }
     }
 
-    /// All images [N, 3, H, W], normalised; N may be anything that fits into memory together with the answer.
+    /// Of somebody's TorchScript: one copy with all threads. Its feature stands for its logits too, which they are where it is a classifier.
+    pub fn foreign(network: Foreign, threads: usize) -> Result<Extractor> {
+        let (before, named) = (tch::get_num_threads(), network.parameters()?);
+        let worker = Worker::start(Some(threads.max(1) as i32), move |job| ask_foreign(&network, job));
+        Ok(Extractor { workers: vec![worker], named, threads: before, taps: vec![] })
+    }
+
+    /// Features are made of these parts of the network, side by side.
+    pub fn with_taps(mut self, taps: &[Tap]) -> Extractor {
+        self.taps = taps.to_vec();
+        self
+    }
+
+    /// All images [N, 3, H, W], normalised; N may be anything that fits into memory together with the answer. An answer that is not
+    /// finite is an error: a number made from it would be no measurement.
     pub fn extract(&mut self, images: &Tensor, stages: bool) -> Result<Answer> {
+        self.ask(images, stages, true)
+    }
+
+    /// The same without maps, the answer where the network is: nobody waits for a device.
+    pub(crate) fn extract_there(&mut self, images: &Tensor) -> Result<Answer> {
+        self.ask(images, false, false)
+    }
+
+    fn ask(&mut self, images: &Tensor, maps: bool, home: bool) -> Result<Answer> {
+        let tapped = self.taps.iter().any(|tap| *tap != Tap::Last);
+        let stages = match (maps, tapped) {
+            (true, _) => Stages::Maps,
+            (false, true) => Stages::Pooled,
+            (false, false) => Stages::Nothing,
+        };
         let n = images.size()[0];
         let share = (n + self.workers.len() as i64 - 1) / self.workers.len() as i64;
         let mut asked = vec![];
@@ -103,18 +180,58 @@ impl Extractor {
             let from = i as i64 * share;
             if from < n {
                 let part = images.narrow(0, from, share.min(n - from));
-                let job = Job { images: part, stages };
+                let job = Job { images: part, stages, home };
                 worker.jobs.as_ref().and_then(|jobs| jobs.send(job).ok()).ok_or_else(died)?;
                 asked.push(worker);
             }
         }
         let parts: Vec<Result<Answer>> = asked.iter().map(|worker| worker.answers.recv().unwrap_or_else(|_| Err(died()))).collect();
-        Ok(Answer::cat(&parts.into_iter().collect::<Result<Vec<_>>>()?))
+        let mut answer = Answer::cat(&parts.into_iter().collect::<Result<Vec<_>>>()?);
+        if tapped {
+            let of = |tap: &Tap| match tap {
+                Tap::Last => answer.features.shallow_clone(),
+                Tap::Stage(l) if maps => pool(&answer.stages[l - 1]),
+                Tap::Stage(l) => answer.stages[l - 1].shallow_clone(),
+            };
+            answer.features = Tensor::cat(&self.taps.iter().map(of).collect::<Vec<_>>(), 1);
+            answer.stages.truncate(if maps { answer.stages.len() } else { 0 });
+        }
+        match answer.not_finite() {
+            None => Ok(answer),
+            Some(image) => {
+                let why = match check_finite(&self.named) {
+                    Err(found) => found.to_string(),
+                    Ok(()) => "all its weights are, so they overflow on this image".to_string(),
+                };
+                Err(Error::failed(format!("the network answers image {image} of a batch of {n} with numbers that are not finite: {why}")))
+            }
+        }
     }
 }
 
 fn died() -> Error {
     Error::failed("a thread of the forward pass has died")
+}
+
+impl Worker {
+    /// A thread that does `work` for as long as somebody asks, with so many of libtorch's threads where a number is given.
+    fn start(threads: Option<i32>, work: impl Fn(&Job) -> Result<Answer> + Send + 'static) -> Worker {
+        let (jobs, inbox) = channel::<Job>();
+        let (outbox, answers) = channel();
+        let thread = std::thread::spawn(move || {
+            if let Some(threads) = threads {
+                tch::set_num_threads(threads);
+            }
+            let _guard = tch::no_grad_guard();
+            for job in inbox {
+                // Nobody waits any more: the extractor was dropped.
+                if outbox.send(exhausted::caught(|| work(&job))).is_err() {
+                    return;
+                }
+            }
+        });
+        Worker { jobs: Some(jobs), answers, thread: Some(thread) }
+    }
 }
 
 impl Drop for Extractor {
@@ -139,9 +256,26 @@ fn answer(net: &Network, branches: &[Branch], job: &Job, device: Device, kind: K
         // Channels last is how the convolutions want it.
         let images = images.to_device(device).to_kind(kind).permute([0, 2, 3, 1]).contiguous().permute([0, 3, 1, 2]);
         let outs = net.answer(net.maps(&images, Pass::FROZEN), branches, Pass::FROZEN);
-        let home = |t: &Tensor| t.to_kind(Kind::Float).to_device(Device::Cpu);
-        let stages = if job.stages { outs.maps.iter().map(|map| home(map).contiguous()).collect() } else { vec![] };
+        let home = |t: &Tensor| t.to_kind(Kind::Float).to_device(if job.home { Device::Cpu } else { device });
+        let stages = match job.stages {
+            Stages::Nothing => vec![],
+            Stages::Pooled => outs.maps.iter().map(|map| home(&pool(map))).collect(),
+            Stages::Maps => outs.maps.iter().map(|map| home(map).contiguous()).collect(),
+        };
         parts.push(Answer { features: home(outs.feat()), logits: outs.logits.iter().map(home).collect(), stages });
+    }
+    Ok(Answer::cat(&parts))
+}
+
+/// The answer of somebody's network, some images at a time.
+fn ask_foreign(network: &Foreign, job: &Job) -> Result<Answer> {
+    let size = job.images.size();
+    let batch = (PIXELS / (size[2] * size[3]).max(1)).max(LEAST_IMAGES);
+    let mut parts = vec![];
+    for images in job.images.f_split(batch, 0)? {
+        let features = network.features(&images)?;
+        let features = if job.home { features.to_device(Device::Cpu) } else { features };
+        parts.push(Answer { logits: vec![features.shallow_clone()], features, stages: vec![] });
     }
     Ok(Answer::cat(&parts))
 }

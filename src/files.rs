@@ -1,7 +1,7 @@
 //! Files that appear whole or not at all: written under a temporary name beside their place, synced, then renamed.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 use tch::{Device, Tensor};
 
 use crate::error::{Error, Result};
+use crate::limits;
 
 /// A file being written. `commit` gives it its name; dropped before that, it leaves nothing behind.
 pub struct Pending {
@@ -61,6 +62,24 @@ pub fn temporary(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{name}.{}.tmp", std::process::id()))
 }
 
+/// Of which file this is the temporary name; none where it is none.
+fn temporary_of(path: &Path) -> Option<PathBuf> {
+    let name = path.file_name()?.to_string_lossy();
+    let (of, process) = name.strip_prefix('.')?.strip_suffix(".tmp")?.rsplit_once('.')?;
+    process.parse::<u32>().ok()?;
+    Some(path.with_file_name(of))
+}
+
+/// Removes what a process that was killed left of files that it was writing in this folder, of those that `of` accepts. Only for who
+/// alone writes them.
+pub fn sweep(folder: &Path, of: impl Fn(&Path) -> bool) -> Result<()> {
+    let listed: Vec<PathBuf> = fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect();
+    for path in listed.into_iter().filter(|path| temporary_of(path).is_some_and(|target| of(&target))) {
+        fs::remove_file(&path).map_err(Error::io("cannot remove", &path))?;
+    }
+    Ok(())
+}
+
 /// Writes a whole file: readers see the old one or the new one, never a part.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut pending = Pending::create(path)?;
@@ -76,10 +95,28 @@ pub fn write_with(path: &Path, work: impl FnOnce(&Path) -> Result<()>) -> Result
     pending.commit()
 }
 
-/// Makes renames in a folder survive a power cut.
+/// Makes renames in a folder survive a power cut. Some network file systems cannot sync a folder and say that the call is invalid: theirs
+/// to keep then, as other databases take it too.
 pub fn sync_folder(folder: &Path) -> Result<()> {
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-    File::open(folder).and_then(|f| f.sync_all()).map_err(Error::io("cannot sync", folder))
+    match File::open(folder).and_then(|f| f.sync_all()) {
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+        synced => synced.map_err(Error::io("cannot sync", folder)),
+    }
+}
+
+/// Makes everything below a folder survive a power cut.
+pub fn sync_tree(folder: &Path) -> Result<()> {
+    for entry in fs::read_dir(folder).map_err(Error::io("cannot list", folder))? {
+        let entry = entry.map_err(Error::io("cannot list", folder))?;
+        let (path, kind) = (entry.path(), entry.file_type().map_err(Error::io("cannot list", folder))?);
+        if kind.is_dir() {
+            sync_tree(&path)?;
+        } else if kind.is_file() {
+            File::open(&path).and_then(|f| f.sync_all()).map_err(Error::io("cannot sync", &path))?;
+        }
+    }
+    sync_folder(folder)
 }
 
 /// Makes `link` a relative symlink to `target`, replacing an older one by rename.
@@ -130,6 +167,37 @@ pub fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<()> {
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let text = fs::read_to_string(path).map_err(Error::open(path))?;
     serde_json::from_str(&text).map_err(|e| Error::file(path, e.to_string()))
+}
+
+/// The largest text that a person wrote: a recipe or a protocol has some kilobytes.
+const MOST_TEXT: u64 = 16 << 20;
+
+/// Reads a text that a person wrote: a recipe, a protocol.
+pub fn read_text(path: &Path) -> Result<String> {
+    let mut text = String::new();
+    File::open(path).and_then(|file| file.take(MOST_TEXT + 1).read_to_string(&mut text)).map_err(Error::open(path))?;
+    if text.len() as u64 > MOST_TEXT {
+        return Err(Error::file(path, format!("longer than {MOST_TEXT} bytes: no text that a person wrote")));
+    }
+    Ok(text)
+}
+
+/// Reads a whole file, after a look at whether it fits into memory: a file may have holes, and be larger than any disk.
+pub fn read(path: &Path) -> Result<Vec<u8>> {
+    fits(path)?;
+    fs::read(path).map_err(Error::open(path))
+}
+
+/// Refuses what is no file, or one that is larger than memory; says how large it is.
+pub fn fits(path: &Path) -> Result<u64> {
+    let known = fs::metadata(path).map_err(Error::open(path))?;
+    if !known.is_file() {
+        return Err(Error::file(path, "not a file: a folder, a pipe or a device"));
+    }
+    let length = known.len();
+    let need = limits::Need::new().and("its content", u128::from(length));
+    need.check(&format!("{length} bytes")).map_err(|e| Error::file(path, e.to_string()))?;
+    Ok(length)
 }
 
 /// The bytes of a tensor in row-major order, from whatever device it is on.

@@ -17,11 +17,12 @@
 //! | [`error`] | the one error type | nothing |
 //! | [`registry`] | looking up names in the visible lists | error |
 //! | [`rng`] | named random streams | nothing |
-//! | [`files`] | files that appear whole or not at all | error |
+//! | [`files`] | files that appear whole or not at all | error, limits |
 //! | [`settings`] | one setting given as text, `train.epochs=3` | error |
+//! | [`limits`] | what a number that a user gave will need, and what there is | error |
 //! | [`pickle`] | Python pickles as plain values, nothing executed | error |
 //! | [`params`] | named tensors in one order everywhere | rng |
-//! | [`system`] | device, allocator, machine, processes, ranks | error, files, params |
+//! | [`system`] | device, allocator, machine, progress, processes, ranks | error, files, limits, params |
 //! | [`losses`] | the equations, as pure functions over tensors | nothing |
 //! | [`optim`] | rules that step, schedules, the hypergradient | the ground above |
 //! | [`nets`] | layers and architectures, one file a family; their kernels | the ground above |
@@ -34,7 +35,7 @@
 //! | [`cohort`] | the networks that learn together, and their forward pass | nets, data |
 //! | [`methods`] | what a cohort minimises, one file a method | cohort, losses, optim |
 //! | [`train`] | the loop, one step, checkpoints, metrics | all above but report |
-//! | [`eval`] | what measurements share, and one file a measurement | all above but methods and train |
+//! | [`eval`] | what measurements share, and one file a measurement | all above but train |
 //! | [`export`] | networks as other frameworks load them | eval, weights |
 //! | [`experiment`] | many runs and measurements by a plan | eval, methods, recipe, report, run |
 //! | [`commands`] | what is neither training nor measuring: list, doctor, data, selftest, embed, report | any |
@@ -71,6 +72,10 @@
 
 #![warn(missing_docs)]
 
+// First: what it prints with takes the place of the standard macros in all that follows.
+#[macro_use]
+pub mod system;
+
 pub mod cohort;
 pub mod commands;
 pub mod data;
@@ -80,6 +85,7 @@ pub mod experiment;
 pub mod export;
 pub mod extractor;
 pub mod files;
+pub mod limits;
 pub mod losses;
 pub mod methods;
 pub mod nets;
@@ -92,6 +98,5 @@ pub mod report;
 pub mod rng;
 pub mod run;
 pub mod settings;
-pub mod system;
 pub mod train;
 pub mod weights;

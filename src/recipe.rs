@@ -1,17 +1,27 @@
 //! Recipes: one TOML file a run, checked once, written back resolved. Defaults are the paper's CIFAR-100 protocol (section 4.1).
 
+mod choices;
+mod frozen;
+mod save;
+pub mod shipped;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
+pub use choices::{Choose, OnDevice};
+pub use frozen::FrozenFile;
+
 use crate::data;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, did_you_mean, in_words};
 use crate::files;
+use crate::limits;
 use crate::optim::{Rule, Schedule};
 use crate::settings::Setting;
 use crate::system::device::Precision;
+pub use save::Save;
 
 /// A run, resolved.
 #[derive(Debug, Clone)]
@@ -48,6 +58,9 @@ pub struct Data {
     pub holdout: usize,
     /// Side the images are brought to; 0 means the dataset's own.
     pub image_size: usize,
+    /// Do the training images live on a CUDA device, as bytes, and are they augmented there? "auto": where they fit.
+    #[serde(skip_serializing_if = "OnDevice::is_auto")]
+    pub on_device: OnDevice,
     /// Options of that dataset alone; what it does not take is refused when the recipe is read.
     #[serde(flatten)]
     pub options: Table,
@@ -55,13 +68,13 @@ pub struct Data {
 
 impl Default for Data {
     fn default() -> Data {
-        Data { name: "cifar100".into(), fraction: 1.0, holdout: 0, image_size: 0, options: Table::new() }
+        Data { name: "cifar100".into(), fraction: 1.0, holdout: 0, image_size: 0, on_device: OnDevice::default(), options: Table::new() }
     }
 }
 
 impl Data {
     /// Keys of every `[data]` table.
-    const KEYS: [&str; 4] = ["name", "fraction", "holdout", "image_size"];
+    const KEYS: [&str; 5] = ["name", "fraction", "holdout", "image_size", "on_device"];
 
     /// Refuses keys that neither every dataset has nor this one takes (`taken`).
     fn check_options(&self, taken: &[&str]) -> Result<(), String> {
@@ -69,7 +82,8 @@ impl Data {
             None => Ok(()),
             Some(key) => {
                 let known: Vec<String> = Data::KEYS.iter().chain(taken).map(|known| format!("`{known}`")).collect();
-                Err(format!("[data] unknown field `{key}`, expected one of {}", known.join(", ")))
+                let hint = did_you_mean(key, Data::KEYS.iter().chain(taken).copied());
+                Err(format!("[data] unknown field `{key}`{hint}, expected one of {}", known.join(", ")))
             }
         }
     }
@@ -81,11 +95,14 @@ impl Data {
 pub struct CohortTable {
     /// A registered architecture for each network.
     pub archs: Vec<String>,
+    /// Networks of anybody's that teach them and do not learn.
+    #[serde(deserialize_with = "frozen::list", skip_serializing_if = "Vec::is_empty")]
+    pub frozen: Vec<FrozenFile>,
 }
 
 impl Default for CohortTable {
     fn default() -> CohortTable {
-        CohortTable { archs: vec!["resnet32".into(), "resnet32".into()] }
+        CohortTable { archs: vec!["resnet32".into(), "resnet32".into()], frozen: vec![] }
     }
 }
 
@@ -130,8 +147,15 @@ pub struct Train {
     pub accumulate: usize,
     /// Largest norm of the whole gradient; 0 is off.
     pub clip: f64,
+    /// What the held-out images choose among: the networks' own classifiers, or any stage that ships as a network of its own.
+    #[serde(skip_serializing_if = "Choose::is_own")]
+    pub choose: Choose,
     /// What networks train in; the meta step and every evaluation are in f32.
     pub precision: Precision,
+    /// On a GPU: convolutions and matrix products of f32 may round their factors to ten bits (TF32), which is faster.
+    pub tf32: bool,
+    /// On a GPU: cuDNN takes its deterministic algorithms. Without it cuDNN tries all it has and takes the fastest.
+    pub deterministic: bool,
     /// Threads the peers of a cohort run on; 1 runs them one after another.
     pub peer_threads: usize,
     /// The share of a label that is spread over all classes.
@@ -169,7 +193,10 @@ impl Default for Train {
             seed: 1,
             accumulate: 1,
             clip: 0.0,
+            choose: Choose::Own,
             precision: Precision::F32,
+            tf32: false,
+            deterministic: true,
             peer_threads: 1,
             label_smoothing: 0.0,
             drop_path: false,
@@ -200,32 +227,20 @@ impl Train {
     }
 }
 
-/// The `[save]` table.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Save {
-    /// A checkpoint inside an epoch when the last one is this old; 0 is off.
-    pub every_minutes: f64,
-    /// A checkpoint at the end of every so many epochs, and of the last.
-    pub every_epochs: usize,
-}
-
-impl Default for Save {
-    fn default() -> Save {
-        Save { every_minutes: 10.0, every_epochs: 1 }
-    }
-}
-
 /// What a recipe trains with where it does not say.
 const DEFAULT_METHOD: &str = "l_mcl";
+/// Keys that recipes got later, at the value that they were trained with before: the hashes of recipes stay what they were.
+const CHANGES_NOTHING: &[(&str, &str)] = &[("train.deterministic", "true"), ("train.tf32", "false")];
 const SECTIONS: [&str; 5] = ["data", "cohort", "train", "method", "save"];
 
 impl Recipe {
-    /// Reads a recipe file, then applies `a.b=value` overrides; both go through the same checks. `methods` are the registered names:
+    /// Reads a recipe file, or one that ships by its name, then applies `a.b=value` overrides; both go through the same checks. `methods` are the registered names:
     /// a table `[method.NAME]` holds options that count only when that method runs.
     pub fn read(path: &Path, sets: &[String], methods: &[&str]) -> Result<Recipe> {
-        let text = std::fs::read_to_string(path).map_err(Error::open(path))?;
-        Recipe::parse(&text, &path.display().to_string(), sets, methods)
+        let text = shipped::open(path)?;
+        let mut recipe = Recipe::parse(&text, &path.display().to_string(), sets, methods)?;
+        recipe.cohort.frozen.iter_mut().for_each(|frozen| frozen.look_beside(path));
+        Ok(recipe)
     }
 
     /// The same from text; `origin` says where it is from, in messages.
@@ -244,12 +259,13 @@ impl Recipe {
 
     fn from_table(mut table: Table, methods: &[&str]) -> Result<Recipe, String> {
         if let Some(unknown) = table.keys().find(|key| !SECTIONS.contains(&key.as_str())) {
-            return Err(format!("unknown section [{unknown}]; known: {}", SECTIONS.map(|s| format!("[{s}]")).join(", ")));
+            let hint = did_you_mean(unknown, SECTIONS);
+            return Err(format!("unknown section [{unknown}]{hint}; known: {}", SECTIONS.map(|s| format!("[{s}]")).join(", ")));
         }
         fn section<T: serde::de::DeserializeOwned + Default>(table: &mut Table, name: &str) -> Result<T, String> {
             match table.remove(name) {
                 None => Ok(T::default()),
-                Some(value) => value.try_into().map_err(|e: toml::de::Error| format!("[{name}] {}", e.message())),
+                Some(value) => value.try_into().map_err(|e: toml::de::Error| format!("[{name}] {}", in_words(&e.to_string()))),
             }
         }
         let mut method: Table = section(&mut table, "method")?;
@@ -259,7 +275,8 @@ impl Recipe {
             .ok_or_else(|| format!("[method] name = {}; accepted: {}", method["name"], methods.join(", ")))?
             .to_string();
         if !methods.contains(&name.as_str()) {
-            return Err(format!("[method] unknown method `{name}`; known: {}", methods.join(", ")));
+            let hint = did_you_mean(&name, methods.iter().copied());
+            return Err(format!("[method] unknown method `{name}`{hint}; known: {}", methods.join(", ")));
         }
         keep_own_options(&mut method, &name, methods);
         let data: Data = section(&mut table, "data")?;
@@ -286,8 +303,17 @@ impl Recipe {
         if !(self.data.fraction > 0.0 && self.data.fraction <= 1.0) {
             return Err(format!("[data] fraction = {}; accepted: above 0, up to 1", self.data.fraction));
         }
-        if batch == 0 || epochs == 0 || accumulate == 0 || self.train.peer_threads == 0 {
-            return Err("[train] batch, epochs, accumulate and peer_threads are at least 1".into());
+        let said = |result: Result<()>| result.map_err(|e| e.to_string());
+        said(limits::count("[train] batch", batch, 1, limits::MOST_BATCH))?;
+        said(limits::count("[train] epochs", epochs, 1, limits::MOST_ROUNDS))?;
+        said(limits::count("[train] accumulate", accumulate, 1, limits::MOST_ACCUMULATE))?;
+        said(limits::count("[train] peer_threads", self.train.peer_threads, 1, limits::MOST_NETWORKS))?;
+        said(limits::count("[cohort] archs, how many", self.cohort.archs.len(), 1, limits::MOST_NETWORKS))?;
+        said(limits::count("[cohort] frozen, how many", self.cohort.frozen.len(), 0, limits::MOST_NETWORKS))?;
+        self.cohort.frozen.iter().try_for_each(FrozenFile::check)?;
+        self.save.check()?;
+        if self.data.image_size > 0 {
+            said(limits::side("[data] image_size", i64::try_from(self.data.image_size).unwrap_or(i64::MAX)).map(drop))?;
         }
         if warmup >= epochs && warmup > 0 {
             return Err(format!("[train] warmup = {warmup} epochs of {epochs}; it must be shorter than the run"));
@@ -302,10 +328,6 @@ impl Recipe {
         within("[train] random_erasing", random_erasing, 0.0, 1.0)?;
         within("[train] mixup", self.train.mixup, 0.0, 100.0)?;
         within("[train] cutmix", self.train.cutmix, 0.0, 100.0)?;
-        within("[save] every_minutes", self.save.every_minutes, 0.0, 1e6)?;
-        if self.save.every_epochs == 0 {
-            return Err("[save] every_epochs = 0; accepted: 1 or more".into());
-        }
         if self.train.lr_for_batch == Some(0) {
             return Err("[train] lr_for_batch = 0; accepted: 1 or more, or leave it out".into());
         }
@@ -347,14 +369,16 @@ impl Recipe {
 
     /// A hash of everything that decides the numbers: epochs too, save not.
     pub fn hash(&self) -> String {
-        let lines: String = self.flat().iter().filter(|(key, _)| decides(key)).map(|(key, value)| format!("{key}={value}\n")).collect();
+        let nothing = |key: &str, value: &str| frozen::is_a_place(key) || CHANGES_NOTHING.contains(&(key, value));
+        let counts = |(key, value): &(&String, &String)| decides(key) && !nothing(key, value);
+        let lines: String = self.flat().iter().filter(counts).map(|(key, value)| format!("{key}={value}\n")).collect();
         files::sha256(lines.as_bytes())[..16].to_string()
     }
 
     /// May a run begun with `saved` go on with this recipe? Only epochs and save may differ.
     pub fn check_resume(&self, saved: &Recipe, folder: &Path) -> Result<()> {
         let (now, then) = (self.flat(), saved.flat());
-        let may_change = |key: &str| key == "train.epochs" || key.starts_with("save.");
+        let may_change = |key: &str| key == "train.epochs" || frozen::is_a_place(key) || !decides(key);
         let mut differences = vec![];
         for key in now.keys().chain(then.keys()).collect::<std::collections::BTreeSet<_>>() {
             let (new, old) = (now.get(key), then.get(key));
@@ -367,7 +391,7 @@ impl Recipe {
             return Ok(());
         }
         Err(Error::input(format!(
-            "cannot resume {}: {}; only train.epochs, [save], threads and device may differ",
+            "cannot resume {}: {}; only train.epochs, [save], data.on_device, threads and device may differ",
             folder.display(),
             differences.join("; ")
         )))
@@ -387,7 +411,7 @@ pub fn asked(text: &str, origin: &str, sets: &[String], methods: &[&str]) -> Res
 
 /// Does a key decide the numbers of a run?
 fn decides(key: &str) -> bool {
-    !key.starts_with("save.")
+    !key.starts_with("save.") && key != "data.on_device"
 }
 
 fn read_table(text: &str, origin: &str) -> Result<Table> {
@@ -416,6 +440,9 @@ fn flat(table: Table) -> BTreeMap<String, String> {
         match value {
             Value::Table(table) => {
                 table.iter().for_each(|(k, v)| walk(&format!("{prefix}{}{k}", if prefix.is_empty() { "" } else { "." }), v, out))
+            }
+            Value::Array(items) if items.first().is_some_and(Value::is_table) => {
+                items.iter().enumerate().for_each(|(i, item)| walk(&format!("{prefix}.{i}"), item, out))
             }
             other => {
                 out.insert(prefix.to_string(), other.to_string());

@@ -3,28 +3,36 @@
 //! ```text
 //! recipe.toml  asked.toml            what was asked for, resolved and as given
 //! environment.json                   machine, versions, command, hashes of the splits
-//! train-indices.csv  holdout-indices.csv
-//! metrics.csv  metrics.jsonl         one row an epoch
-//! log.txt  lock  events.out.tfevents.*
+//! metrics.csv  metrics.jsonl         one row an epoch; metrics-steps.jsonl where rows inside an epoch were asked for
+//! train-indices.csv  holdout-indices.csv  log.txt  lock  events.out.tfevents.*
 //! checkpoints/step-N  last  best     everything needed to go on, to the bit
 //! networks/peer-M.safetensors        what ships; best.safetensors points at the one chosen on held-out images
+//! networks/peer-M-stage-L.safetensors  stage L of network M as a network of its own (methods with branches)
 //! summary.json                       how a finished run came out
 //! results.csv  results.jsonl         what was measured of it later, with figures/, draws/ and export/
 //! ```
 
+mod accuracy;
 mod checkpoints;
+mod events;
+mod names;
+mod state;
+mod steps;
+mod sweep;
 
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+pub use accuracy::{Best, FOUR_WAYS, FOUR_WAYS_NOTE, FourWays, StageChoice};
 pub use checkpoints::{BEST, CheckpointFolder, LAST, checkpoint_name, checkpoint_step};
+pub use names::{network_file, network_name, network_number, stage_file};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+pub use steps::StepRows;
 
 use crate::error::{Error, Result};
 use crate::files;
-use crate::report::Cell;
 
 /// One epoch of metrics: name and value, in the order they are written.
 pub type Row = Map<String, Value>;
@@ -97,11 +105,6 @@ impl RunFolder {
         self.path.join("lock")
     }
 
-    /// What TensorBoard reads: one file for each process that trained here, by when it started (seconds since 1970) and its number.
-    pub fn events(&self, started: u64, process: u32) -> PathBuf {
-        self.path.join(format!("events.out.tfevents.{started:010}.{process}.mcl"))
-    }
-
     /// Everything needed to go on.
     pub fn checkpoints(&self) -> PathBuf {
         self.path.join("checkpoints")
@@ -115,6 +118,11 @@ impl RunFolder {
     /// The m-th network that ships.
     pub fn network(&self, m: usize) -> PathBuf {
         self.networks().join(network_file(m))
+    }
+
+    /// Stage `l` (from 1) of the m-th network, where it ships as a network of its own.
+    pub fn stage(&self, m: usize, l: usize) -> PathBuf {
+        self.networks().join(stage_file(m, l))
     }
 
     /// A link to the network that was chosen on held-out images.
@@ -232,25 +240,11 @@ impl RunFolder {
         let lock = files::try_lock(&self.lock())?.ok_or_else(|| {
             Error::input(format!("another process is training in {}; choose another folder or wait for it", self.path.display()))
         })?;
+        self.sweep()?;
         let path = self.log();
         let log = fs::OpenOptions::new().create(true).append(true).open(&path).map_err(Error::io("cannot write", &path))?;
         Ok(OpenRun { folder: self.clone(), log, _lock: lock })
     }
-}
-
-/// What the m-th network is called: `run/peer-0`.
-pub fn network_name(m: usize) -> String {
-    format!("peer-{m}")
-}
-
-/// The file name of the m-th network, in `networks/` and in checkpoints.
-pub fn network_file(m: usize) -> String {
-    format!("{}.safetensors", network_name(m))
-}
-
-/// The number in a network's file name.
-pub fn network_number(file: &Path) -> Option<usize> {
-    file.file_stem()?.to_string_lossy().strip_prefix("peer-")?.parse().ok()
 }
 
 /// A run folder that this process writes to; the lock goes with the process.
@@ -295,92 +289,6 @@ pub fn column(rows: &[Row], name: &str) -> Vec<f64> {
     rows.iter().map(|row| row.get(name).and_then(Value::as_f64).unwrap_or(f64::NAN)).collect()
 }
 
-/// Test accuracy of one network in percent, told four ways. Tables call them by `FOUR_WAYS`. Epochs count from 1.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct FourWays {
-    /// Own classifier, after the last epoch.
-    pub last: f64,
-    /// Own classifier, at the epoch where it was best on held-out images, and that epoch. None without held-out images.
-    pub by_holdout: Option<(f64, usize)>,
-    /// Own classifier, at the epoch where it was best on the test images, and that epoch: optimistic.
-    #[serde(rename = "best_test")]
-    pub best_epoch: (f64, usize),
-    /// The best of all stages' classifiers at its best epoch on the test images, that stage (from 1) and epoch: what the released code
-    /// prints, more optimistic still.
-    #[serde(default)]
-    pub best_stage: Option<(f64, usize, usize)>,
-}
-
-/// What tables call the four numbers of a network.
-pub const FOUR_WAYS: [&str; 4] = ["last epoch", "epoch chosen on held-out images", "best test epoch", "best test epoch and stage"];
-
-/// What a table of the four numbers says under itself.
-pub const FOUR_WAYS_NOTE: &str = "Test accuracy of a network, told four ways. The last epoch, and the epoch chosen on held-out images, never looked at the test images. The best test epoch chooses on them and is optimistic. The best test epoch and stage also takes the best of a network's auxiliary classifiers: the released code of the paper prints that one.";
-
-impl FourWays {
-    /// The four numbers for a table, in the order of `FOUR_WAYS`.
-    pub fn cells(&self) -> [Cell; 4] {
-        let at = |(value, epoch): (f64, usize)| Cell::text(format!("{value:.2} (epoch {epoch})"));
-        let stage = |(value, stage, epoch): (f64, usize, usize)| Cell::text(format!("{value:.2} (stage {stage}, epoch {epoch})"));
-        [
-            Cell::score(Some(self.last)),
-            self.by_holdout.map_or(Cell::Empty, at),
-            at(self.best_epoch),
-            self.best_stage.map_or(Cell::Empty, stage),
-        ]
-    }
-
-    /// The numbers of network `m`. The first `skipped` epochs trained something else (a method's first phase) and do not count. None
-    /// where no epoch is left.
-    pub fn of(rows: &[Row], m: usize, skipped: usize) -> Option<FourWays> {
-        let rows = rows.get(skipped..).filter(|rows| !rows.is_empty())?;
-        let test = column(rows, &format!("test.peer{m}.top1"));
-        let best = |values: &[f64]| {
-            let known = (0..values.len()).filter(|&i| values[i].is_finite());
-            known.rev().max_by(|&a, &b| values[a].total_cmp(&values[b])) // of equals the first
-        };
-        let own = best(&test)?;
-        let held = best(&column(rows, &format!("holdout.peer{m}.top1")));
-        let mut best_stage: Option<(f64, usize, usize)> = None;
-        for (stage, name) in stage_columns(rows, m) {
-            let values = column(rows, &name);
-            if let Some(i) = best(&values).filter(|&i| best_stage.is_none_or(|(value, ..)| values[i] > value)) {
-                best_stage = Some((values[i], stage, skipped + i + 1));
-            }
-        }
-        Some(FourWays {
-            last: *test.last()?,
-            by_holdout: held.map(|i| (test[i], skipped + i + 1)),
-            best_epoch: (test[own], skipped + own + 1),
-            best_stage,
-        })
-    }
-}
-
-/// The test columns of a network's stages, from the first; the last one is its own classifier.
-fn stage_columns(rows: &[Row], m: usize) -> Vec<(usize, String)> {
-    let prefix = format!("test.peer{m}.stage");
-    let number = |name: &str| name.strip_prefix(&prefix)?.strip_suffix(".top1")?.parse::<usize>().ok();
-    let mut stages: Vec<(usize, String)> = columns(rows).into_iter().filter_map(|name| Some((number(name)?, name.to_string()))).collect();
-    stages.sort();
-    let own = stages.last().map_or(1, |(stage, _)| stage + 1);
-    stages.push((own, format!("test.peer{m}.top1")));
-    stages
-}
-
-/// The network and epoch the held-out images chose.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Best {
-    /// From 1.
-    pub epoch: usize,
-    /// Steps taken by then.
-    pub step: usize,
-    /// Which network.
-    pub peer: usize,
-    /// Its accuracy on the held-out images, in percent.
-    pub holdout_top1: f64,
-}
-
 /// How a finished run came out.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Summary {
@@ -402,6 +310,9 @@ pub struct Summary {
     pub seconds_per_step: f64,
     /// The most memory the process held, in MB; 0 where the system does not say.
     pub peak_mb: f64,
+    /// The most memory its tensors held on a GPU, in MB; none on the CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_peak_mb: Option<f64>,
     /// The files in `networks/`.
     pub shipped: Vec<PathBuf>,
 }
@@ -489,6 +400,12 @@ impl Run {
     /// Epochs of a method's first phase, which trained something else than what ships.
     fn skipped(&self) -> usize {
         self.environment["extra_epochs"].as_u64().unwrap_or(0) as usize
+    }
+
+    /// What the held-out images choose among network `m`'s stages; none without such images, or without branches.
+    pub fn stage_choice(&self, m: usize) -> Option<StageChoice> {
+        let branches = self.columns().iter().any(|c| c.starts_with(&format!("holdout.peer{m}.stage")));
+        StageChoice::of(&self.metrics, m, self.skipped()).filter(|_| branches)
     }
 
     /// Test accuracy of network `m`.

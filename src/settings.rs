@@ -23,7 +23,15 @@ impl Setting {
             return Err(refuse(format!("`{}` names no key", path.join("."))));
         }
         let parsed: Result<Table, _> = format!("value = {value}").parse();
-        let value = parsed.ok().and_then(|mut t| t.remove("value")).unwrap_or_else(|| Value::String(value.trim().to_string()));
+        let value = match parsed.ok().and_then(|mut t| t.remove("value")) {
+            Some(value) => value,
+            // A list was meant, and its texts lack the quotes that the shell took or nobody wrote.
+            None if value.trim_start().starts_with('[') => {
+                let quoted = format!("'{}={}'", path.join("."), with_quotes(value));
+                return Err(Error::input(format!("`{}` is no list: texts in a list stand in quotes, as in {quoted}", value.trim())));
+            }
+            None => Value::String(value.trim().to_string()),
+        };
         Ok(Setting { path, value })
     }
 
@@ -45,6 +53,13 @@ impl Setting {
     }
 }
 
+/// `[a, 1]` as `["a",1]`.
+fn with_quotes(list: &str) -> String {
+    let items = list.trim().trim_start_matches('[').trim_end_matches(']').split(',').map(|item| item.trim().trim_matches(['"', '\'']));
+    let quote = |item: &str| if item.parse::<f64>().is_ok() { item.to_string() } else { format!("\"{item}\"") };
+    format!("[{}]", items.filter(|item| !item.is_empty()).map(quote).collect::<Vec<_>>().join(","))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -56,6 +71,8 @@ mod tests {
         assert_eq!(parse(" k = [1, 2]"), Ok(("k".into(), Value::Array(vec![1.into(), 2.into()]))));
         assert_eq!(parse("k=some words"), Ok(("k".into(), "some words".into())));
         assert_eq!(parse("k=a=b"), Ok(("k".into(), "a=b".into())));
+        let refused = parse("cohort.archs=[resnet8, resnet8]").unwrap_err();
+        assert!(refused.contains(r#"stand in quotes, as in 'cohort.archs=["resnet8","resnet8"]'"#), "{refused}");
         assert_eq!(parse("k"), Err("no `=`; accepted: key=value".into()));
         assert_eq!(parse("a..b=1"), Err("`a..b` names no key; accepted: key=value".into()));
     }

@@ -167,7 +167,10 @@ fn a_missing_set_says_where_was_looked_and_what_brings_it() {
     );
     assert_eq!(error.exit_code(), 2);
     let unknown = open("cifar1000", None, &Options::default()).err().unwrap();
-    assert!(unknown.to_string().starts_with("unknown dataset `cifar1000`; known: cifar10, cifar100, stl10"), "{unknown}");
+    assert!(
+        unknown.to_string().starts_with("unknown dataset `cifar1000` (did you mean `cifar100`?); known: cifar10, cifar100, stl10"),
+        "{unknown}"
+    );
     // What the user names comes first, what is in the working directory last.
     let places = mcl::data::roots(Some(Path::new("/mine")));
     assert_eq!(places[0], (PathBuf::from("/mine"), "--data"));

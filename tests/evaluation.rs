@@ -1,13 +1,13 @@
-//! The promises of `mcl-eval`: the backbone stays as it was, no test image chooses anything, the cache is never stale, no row is lost, and
-//! wrong input gets one clear line.
+//! The promises of `mcl-eval`: the backbone stays as it was, no test image chooses anything, the cache is never stale, no row is lost.
+
+mod support;
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
 use mcl::eval::Common;
 use mcl::eval::features::Features;
-use mcl::eval::measures::{self, MEASURES, few_shot};
+use mcl::eval::measures::{self, few_shot};
 use mcl::eval::network::{NetworkArgs, PeerChoice};
 use mcl::eval::probe::{self, lbfgs::Lbfgs, sweep::Sweep};
 use mcl::eval::protocol::Protocol;
@@ -16,59 +16,8 @@ use mcl::extractor::Extractor;
 use mcl::nets::layers::Pass;
 use mcl::nets::{self, Branch, Network};
 use mcl::params::Scope;
-use mcl::weights::{self, Meta};
+use support::trained::{done, eval, run_folder, stderr};
 use tch::{Device, Kind, Tensor};
-
-/// A finished run of two untrained ResNet-8, made by hand.
-fn run_folder(root: &Path, name: &str, seed: u64) -> PathBuf {
-    let run = root.join("runs").join(name);
-    fs::create_dir_all(run.join("networks")).unwrap();
-    let arch = nets::find("resnet8").unwrap();
-    for peer in 0..2 {
-        let (_, params) = Network::build(arch, 32, seed + peer as u64, Device::Cpu, Kind::Float);
-        let meta = Meta {
-            arch: arch.name.into(),
-            classes: (0..32).map(|c| format!("class {c}")).collect(),
-            image_size: 32,
-            mean: [0.5; 3],
-            std: [0.25; 3],
-            interpolation: "bilinear".into(),
-            run: name.into(),
-            recipe: "0123456789abcdef".into(),
-            peer: Some(peer),
-            dataset: Some("synthetic".into()),
-            epoch: Some(1),
-        };
-        weights::save_safetensors(&run.join(format!("networks/peer-{peer}.safetensors")), &params.named(), &meta).unwrap();
-    }
-    fs::write(
-        run.join("recipe.toml"),
-        "[data]\nname = \"synthetic\"\n[cohort]\narchs = [\"resnet8\", \"resnet8\"]\n[train]\nseed = 1\n[method]\nname = \"baseline\"\n",
-    )
-    .unwrap();
-    let metrics = r#"{"epoch":1,"step":10,"test.peer0.top1":4.5,"test.peer1.top1":5.5,"test.ensemble.top1":5.0,"loss":3.2,"weighted.task":3.2,"lambda.0.1.0.0":0.5,"lambda.0.1.0.1":0.6,"gate.0.0":0.4,"images_per_second":100.0}"#;
-    fs::write(run.join("metrics.jsonl"), format!("{metrics}\n")).unwrap();
-    run
-}
-
-fn eval(root: &Path, args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_mcl-eval"))
-        .args(args)
-        .current_dir(root)
-        .env("MCL_CACHE", root.join("cache"))
-        .env_remove("MCL_DATA")
-        .output()
-        .unwrap()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-fn done(output: Output) -> Output {
-    assert!(output.status.success(), "{}", stderr(&output));
-    output
-}
 
 fn common() -> Common {
     Common { data: None, device: Device::Cpu, threads: 1, json: false, quiet: true, commit: "test", id: None }
@@ -121,11 +70,11 @@ fn features(count: usize, shift: f64) -> Features {
 fn no_test_image_chooses_anything() {
     let protocol: Lbfgs = Protocol::read("lbfgs", probe::PROTOCOLS).unwrap().options().unwrap();
     let train = features(120, 0.0);
-    let honest = protocol.probe(&train, &features(60, 7.0), 3, 1).unwrap();
+    let honest = protocol.probe(&train, &features(60, 7.0), 3, 1, &common()).unwrap();
     // A test split whose labels are all wrong: whoever peeked would choose something else.
     let mut lying = features(60, 7.0);
     lying.y.iter_mut().for_each(|y| *y = (*y + 1) % 3);
-    let lied = protocol.probe(&train, &lying, 3, 1).unwrap();
+    let lied = protocol.probe(&train, &lying, 3, 1, &common()).unwrap();
     assert_eq!(honest.chosen, lied.chosen);
     assert_eq!(honest.score.predicted, lied.score.predicted);
     assert!(honest.score.top1() > 80.0 && lied.score.top1() < 20.0, "{} {}", honest.score.top1(), lied.score.top1());
@@ -292,68 +241,6 @@ fn several_processes_append_to_one_run() {
     assert!(rows.iter().all(|r| r.value == rows.iter().find(|o| (o.peer, &o.variant) == (r.peer, &r.variant)).unwrap().value));
 }
 
-#[test]
-fn wrong_input_gets_one_line_and_exit_code_2() {
-    let root = tempfile::tempdir().unwrap();
-    run_folder(root.path(), "one", 1);
-    fs::create_dir_all(root.path().join("runs/empty")).unwrap();
-    let probe = ["linear-probe", "--run", "runs/one", "--dataset", "synthetic"];
-    let with = |extra: &[&'static str]| [&probe[..], extra].concat();
-    let cases: Vec<(Vec<&str>, &str)> = vec![
-        (vec!["linear-probe", "--run", "runs/one", "--dataset", "cifar1000"], "unknown dataset `cifar1000`; known:"),
-        (vec!["knn", "--run", "runs/none", "--dataset", "synthetic"], "no run at runs/none"),
-        (vec!["knn", "--dataset", "synthetic"], "no run at runs/latest; train one"),
-        (vec!["accuracy", "--run", "runs/empty"], "holds no finished networks"),
-        (with(&["--peer", "2"]), "--peer 2: runs/one has 2 networks, 0 to 1"),
-        (with(&["--peer", "best"]), "--peer best: runs/one chose none"),
-        (with(&["--protocol", "papper"]), "unknown protocol `papper`; known: paper, sweep, lbfgs"),
-        (with(&["--set", "epoch=3"]), "--set epoch=3: unknown key `epoch`; known:"),
-        (with(&["--set", "epochs=0"]), "epochs = [64,0]; accepted: 1 or more"),
-        (with(&["--set", "lr=fast"]), "invalid type: string \"fast\""),
-        (vec!["few-shot", "--run", "runs/one", "--dataset", "synthetic", "--shots", "100000"], "--shots 100000: class 0 has"),
-        (vec!["knn", "--weights", "runs/one/networks/none.safetensors", "--dataset", "synthetic"], "none.safetensors"),
-        (vec!["report", "--run", "runs/empty"], "is not a run"),
-        (vec!["report", "--run", "runs/none"], "no run at runs/none"),
-        (vec!["compare", "runs/one,runs/one", "runs/one"], "2 on the left, 1 on the right"),
-        (vec!["compare", "runs/one", "runs/one", "--dataset", "synthetic", "--protocol", "knn"], "unknown protocol `knn`; known: paper"),
-        (vec!["compare", "runs/one", "runs/one", "--protocol", "sweep"], "required arguments were not provided: --dataset"),
-        (vec!["tsne", "--run", "runs/one", "--set", "perplexity=5000"], "perplexity 5000"),
-        (vec!["knn", "--run", "runs/one", "--datset", "synthetic"], "unexpected argument '--datset' found"),
-        (vec!["knn", "--run", "runs/one"], "required arguments were not provided: --dataset"),
-        (with(&["--peer", "first"]), "peer `first`; accepted: a number from 0, best, all"),
-        (vec!["nn", "--run", "runs/one"], "unrecognized subcommand 'nn'"),
-    ];
-    for (args, expected) in cases {
-        let output = eval(root.path(), &args);
-        let message = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
-        let last = message.lines().last().unwrap_or_default();
-        assert!(last.starts_with("mcl-eval: ") && last.contains(expected), "{args:?}: {message}");
-    }
-}
-
-#[test]
-fn every_shipped_protocol_is_followed_and_takes_only_its_own_keys() {
-    let all = MEASURES.iter().map(|m| m.protocols).chain([mcl::export::PROTOCOLS]);
-    for (shipped, name) in all.flat_map(|ps| ps.iter().map(move |p| (ps, p.name))) {
-        let protocol = Protocol::read(name, shipped).unwrap();
-        assert_eq!(protocol.kind(), name);
-        assert!(
-            protocol.json()["kind"] == name && shipped.iter().any(|p| p.name == name && p.text.contains(&format!("\nkind = \"{name}\"")))
-        );
-        let key = if name == "export-coco" { "tolerance=1e-4" } else { "image_size=48" };
-        let mut changed = protocol.clone();
-        changed.change(key).unwrap();
-        assert_ne!(protocol.hash(), changed.hash(), "{name}");
-        assert!(changed.change("no_such_key=1").is_err());
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("mine.toml");
-    fs::write(&path, "kind = \"lbfgs\"\ncs = [1.0]\n").unwrap();
-    let mine = Protocol::read(path.to_str().unwrap(), probe::PROTOCOLS).unwrap();
-    assert_eq!((mine.kind(), mine.json()["cs"].to_string().as_str(), mine.json()["holdout"].as_f64()), ("lbfgs", "[1.0]", Some(0.1)));
-}
-
 /// As the first release wrote it: no schema, no id.
 const OLD_ROW: &str = r#"{"time":"2026-11-17T19:57:48.632675816+00:00","command":"linear-probe","variant":"","protocol":"lbfgs","protocol_hash":"a140df02a53a08d8","dataset":"synthetic","metric":"top1","value":6.40625,"ci_low":4.53125,"ci_high":8.285156249999979,"top5":33.90625,"seed":1,"n_train":1920,"n_test":640,"split_hash":"1620c9464ae547bf","subject":"full-l_mcl/peer-0","run":"full-l_mcl","method":"l_mcl","arch":"resnet8","peer":0,"pretrained_on":"synthetic","epoch":2,"weights":"networks/peer-0.safetensors","weights_hash":"6822a0eb940bb6f6","recipe_hash":"923f94ff215f63fb","image_size":16,"mean":[0.5,0.5,0.5],"std":[0.25,0.25,0.25],"device":"Cpu","threads":1,"seconds":0.201238603,"version":"0.1.0","commit":"a6a117d9249d","argv":"mcl-eval linear-probe","warnings":["at chance level: 6.41 % of 16 classes"],"options":{"cs":[0.0001,0.001,0.01,0.1,1.0,10.0,100.0,1000.0,10000.0],"engine":"own","holdout":0.1,"image_size":0,"max_iterations":1000,"precision":"f32","seeds":[1],"tolerance":0.00001,"kind":"lbfgs"},"detail":{"classes":["a","b"]}}"#;
 const OLD_HEADER: &str = "time,command,variant,protocol,protocol_hash,dataset,metric,value,ci_low,ci_high,top5,seed,n_train,n_test,split_hash,subject,run,method,arch,peer,pretrained_on,epoch,weights,weights_hash,recipe_hash,image_size,mean,std,device,threads,seconds,version,commit,argv";
@@ -389,153 +276,4 @@ fn rows_of_the_first_release_are_read_and_their_files_stay_rectangular() {
     let mut csv = csv::Reader::from_path(folder.path().join("results.csv")).unwrap();
     let at = csv.headers().unwrap().iter().position(|c| c == "id").unwrap();
     assert_eq!(&csv.records().next().unwrap().unwrap()[at], "run-1/knn");
-}
-
-#[test]
-fn a_line_of_a_plan_is_refused_as_the_command_would() {
-    for line in [
-        "accuracy",
-        "linear-probe --dataset stl10 --protocol lbfgs --seeds 1,2",
-        "linear-probe --dataset synthetic --set epochs=3",
-        "knn --dataset cifar100 --k 1,20 --peer all",
-        "centroid --dataset cifar100 --set distances=[\"cosine\"]",
-        "few-shot --dataset stl10 --shots 1,5 --tries 3",
-        "tsne --peer 0 --dataset stl10 --set samples=1500",
-        "cohort",
-        "compare a b --dataset stl10 --protocol sweep",
-    ] {
-        measures::check_line(line).unwrap_or_else(|e| panic!("{line}: {e}"));
-    }
-    for (line, expected) in [
-        ("", "names no measurement; known: accuracy, "),
-        ("nn --dataset stl10", "unknown measurement `nn`; known: accuracy, "),
-        ("knn", "--dataset"),
-        ("knn --dataset stl11", "unknown dataset `stl11`"),
-        ("knn --dataset stl10 --k 0", "ks = [0]; accepted: numbers from 1"),
-        ("knn --dataset stl10 --datset x", "unexpected argument '--datset'"),
-        ("knn --dataset stl10 --protocol paper", "unknown protocol `paper`; known: knn"),
-        ("knn --dataset stl10 --weights w.pth --arch resnet9", "unknown architecture `resnet9`"),
-        ("linear-probe --dataset stl10 --set epochs=0", "epochs = [64,0]; accepted: 1 or more"),
-        ("linear-probe --dataset stl10 --protocol sweep --set lrs=[2.0,1.0]", "in rising order"),
-        ("linear-probe --dataset stl10 --protocol lbfgs --set cs=[0.0]", "cs = [0.0]; accepted: numbers above 0"),
-        ("centroid --dataset stl10 --set distances=[]", "distances = []; accepted: cosine, euclidean or both"),
-        ("few-shot --fractions 0.5 --recipe r.toml", "--fractions trains runs of its own"),
-        ("few-shot --dataset stl10 --tries 0", "tries = 0; accepted: 1 or more"),
-        ("tsne --engine fast", "fast"),
-        ("compare a,b c", "2 on the left, 1 on the right"),
-    ] {
-        let message = measures::check_line(line).expect_err(line).to_string();
-        assert!(message.contains(expected) && !message.contains('\n'), "{line}: {message}");
-    }
-}
-
-#[test]
-fn the_lists_and_help_texts_follow_the_registry() {
-    let root = tempfile::tempdir().unwrap();
-    let listed = String::from_utf8(done(eval(root.path(), &["list", "measures"])).stdout).unwrap();
-    let protocols = String::from_utf8(done(eval(root.path(), &["list", "protocols"])).stdout).unwrap();
-    for measure in MEASURES {
-        let line = listed.lines().find(|l| l.split_whitespace().next() == Some(measure.name)).expect(measure.name);
-        assert!(line.contains(measure.about), "{line}");
-        let help = String::from_utf8(done(eval(root.path(), &[measure.name, "--help"])).stdout).unwrap();
-        for protocol in measure.protocols {
-            assert!(line.contains(protocol.name) && protocols.contains(protocol.name) && help.contains(protocol.name), "{}", protocol.name);
-        }
-    }
-}
-
-#[test]
-fn networks_given_by_file_have_the_same_flags_everywhere() {
-    let root = tempfile::tempdir().unwrap();
-    let run = run_folder(root.path(), "one", 1);
-    let mut tensors = weights::read(&run.join("networks/peer-0.safetensors")).unwrap().tensors;
-    tensors.iter_mut().for_each(|(name, _)| *name = format!("encoder.{name}"));
-    weights::save_pth(&root.path().join("w.pth"), &tensors).unwrap();
-    fs::create_dir_all(root.path().join("pictures")).unwrap();
-    image::RgbImage::from_pixel(32, 32, image::Rgb([9, 99, 199])).save(root.path().join("pictures/a.png")).unwrap();
-    let file = ["--weights", "w.pth", "--arch", "resnet8", "--strip", "encoder."];
-    let commands = [
-        vec!["knn", "--dataset", "synthetic", "--k", "1"],
-        vec!["embed", "--images", "pictures", "--out", "features.safetensors"],
-        vec!["export", "--to", "safetensors", "--out", "exported"],
-    ];
-    for command in &commands {
-        let with = |extra: &[&str]| eval(root.path(), &[command, &file[..], extra].concat());
-        let output = with(&[]);
-        assert_eq!(output.status.code(), Some(2), "{command:?}");
-        assert!(stderr(&output).contains("normalised with; add --normalisation imagenet"), "{command:?}: {}", stderr(&output));
-        for (std, shown) in [("0.2,0,0.2", "0"), ("0.2,nan,0.2", "NaN"), ("0.2,-1,0.2", "-1")] {
-            let output = with(&["--mean", "0.5,0.5,0.5", "--std", std]);
-            assert_eq!(output.status.code(), Some(2), "{command:?} {std}: {}", stderr(&output));
-            let message = format!("channel standard deviation {shown}; accepted: finite numbers above 0");
-            assert!(stderr(&output).contains(&message), "{command:?} {std}: {}", stderr(&output));
-        }
-        done(with(&["--normalisation", "imagenet"]));
-        done(with(&["--mean", "-0.1,0.5,0.5", "--std", "0.2,0.2,0.2"]));
-    }
-    // A part of a network is measured only where that is asked for, and said.
-    tensors.retain(|(name, _)| !name.starts_with("encoder.conv1"));
-    weights::save_pth(&root.path().join("w.pth"), &tensors).unwrap();
-    for command in &commands {
-        let with = |extra: &[&str]| eval(root.path(), &[command, &file[..], &["--normalisation", "none"], extra].concat());
-        assert!(stderr(&with(&[])).contains("does not fit resnet8"), "{command:?}");
-        assert!(stderr(&done(with(&["--allow-partial"]))).contains("missing 1 (conv1.weight)"), "{command:?}");
-    }
-}
-
-#[test]
-fn every_command_runs_and_the_report_needs_nothing_from_outside() {
-    let root = tempfile::tempdir().unwrap();
-    let run = run_folder(root.path(), "one", 1);
-    run_folder(root.path(), "two", 5);
-    let evaluate = |args: &[&str]| done(eval(root.path(), args));
-    evaluate(&["accuracy", "--run", "runs/one"]);
-    evaluate(&["centroid", "--run", "runs/one", "--dataset", "synthetic"]);
-    let variants =
-        |command: &str| record::read(&run).unwrap().into_iter().filter(|r| r.command == command).map(|r| r.variant).collect::<Vec<_>>();
-    assert_eq!(variants("centroid"), ["cosine", "euclidean", "cosine", "euclidean"]);
-    evaluate(&["few-shot", "--run", "runs/one", "--dataset", "synthetic", "--shots", "1,2", "--tries", "2"]);
-    evaluate(&[
-        "tsne",
-        "--run",
-        "runs/one",
-        "--run",
-        "runs/two",
-        "--set",
-        "samples=120",
-        "--set",
-        "iterations=60",
-        "--set",
-        "perplexity=10.0",
-    ]);
-    evaluate(&["cohort", "--run", "runs/one"]);
-    let compared = evaluate(&["compare", "runs/one,runs/two", "runs/two,runs/one", "--peer", "1", "--json"]);
-    let json: serde_json::Value = serde_json::from_slice(&compared.stdout).expect("one JSON object on stdout");
-    // Swapped sides give the same difference with the other sign.
-    let values: Vec<f64> = json["results"].as_array().unwrap().iter().map(|r| r["value"].as_f64().unwrap()).collect();
-    assert_eq!(values[0], -values[1]);
-    let probes = ["--dataset", "synthetic", "--protocol", "sweep", "--set", "epochs=2", "--seeds", "3,4,5", "--peer", "0", "--json"];
-    let compared = evaluate(&[&["compare", "runs/one", "runs/two"], &probes[..]].concat());
-    let json: serde_json::Value = serde_json::from_slice(&compared.stdout).expect("one JSON object on stdout");
-    let seeds: Vec<u64> = json["results"].as_array().unwrap().iter().map(|r| r["seed"].as_u64().unwrap()).collect();
-    assert_eq!((seeds, &json["results"][0]["options"]["kind"]), (vec![3, 4, 5], &"sweep".into()));
-    // The same measurement again: a report counts it once.
-    evaluate(&["accuracy", "--run", "runs/one"]);
-    assert_eq!(fs::read_dir(run.join("draws")).unwrap().count(), 4);
-    let figures: Vec<String> = fs::read_dir(run.join("figures")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-    for ending in ["svg", "png", "csv"] {
-        assert!(figures.iter().any(|f| f.starts_with("tsne-synthetic") && f.ends_with(ending)), "{figures:?}");
-    }
-    evaluate(&["report", "--run", "runs/one", "--run", "runs/two", "--out", "out"]);
-    let html = fs::read_to_string(root.path().join("out/report.html")).unwrap();
-    for outside in ["src=", "@import", "url(", "href=\"http", "fetch(", "XMLHttp"] {
-        assert!(!html.contains(outside), "{outside}");
-    }
-    assert_eq!(html.matches("http").count(), html.matches("xmlns=\"http://www.w3.org/2000/svg\"").count());
-    assert!(html.contains("(n = 3)") && !html.contains("(n = 2)"), "a repeated measurement is not a second seed");
-    for part in ["Pre-training", "Training curves", "Layer matching", "Few-shot", "Where the numbers come from", "<svg"] {
-        assert!(html.contains(part), "{part}");
-    }
-    let rows = csv::Reader::from_path(root.path().join("out/results.csv")).unwrap().into_records().count();
-    assert_eq!(rows, record::read(&run).unwrap().len() + record::read(&root.path().join("runs/two")).unwrap().len());
 }

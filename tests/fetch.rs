@@ -1,5 +1,7 @@
 //! Fetching from a server on loopback that breaks, lies and sends hostile archives.
 
+mod support;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Cursor, Write};
 use std::net::{TcpListener, TcpStream};
@@ -99,6 +101,39 @@ fn listing(dir: &Path) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
+}
+
+/// Run by the test below as a process of its own, so that its calls can be listed.
+#[test]
+#[ignore = "a process of what_was_unpacked_is_on_disk_before_it_has_its_name"]
+fn bring_into_the_folder_of_the_environment() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = std::env::var_os("BRING_INTO").map_or(dir.path().to_path_buf(), Into::into);
+    let content = good_tar();
+    let (address, _) = serve(content.clone(), &[Answer::Well]);
+    let home = bring(&archive("set.tar.gz", &content), &root, &address, true).unwrap();
+    assert_eq!(fs::read(home.join("deep/noise.bin")).unwrap(), noise());
+}
+
+/// A power cut after the rename must not leave a dataset whose files are empty: they are synced first, and the name before the archive goes.
+#[test]
+fn what_was_unpacked_is_on_disk_before_it_has_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let (shim, root, count) = (support::disk::shim(dir.path()), dir.path().join("data"), dir.path().join("count"));
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "bring_into_the_folder_of_the_environment", "--ignored"]).env("BRING_INTO", &root);
+    let output = command.env("LD_PRELOAD", shim).env("SHIM_UNDER", &root).env("SHIM_COUNT", &count).output().unwrap();
+    assert!(output.status.success(), "{}", support::text(&output));
+    let text = fs::read_to_string(&count).unwrap();
+    let calls: Vec<&str> = text.lines().skip(1).collect();
+    let place = |found: &dyn Fn(&str) -> bool| calls.iter().rposition(|call| found(call)).unwrap();
+    let named = place(&|call| call == format!("rename {}", root.join("set").display()));
+    let written = place(&|call| call.starts_with("write"));
+    let gone = place(&|call| call.starts_with("unlink ") && call.ends_with(".part"));
+    let syncs = |from: usize, to: usize| calls[from..to].iter().filter(|call| call.starts_with("fsync")).count();
+    assert!(written < named && named < gone, "{calls:?}");
+    assert_eq!(syncs(written, named), 4, "two files and two folders: {calls:?}");
+    assert_eq!(syncs(named, gone), 1, "{calls:?}");
 }
 
 #[test]
@@ -202,7 +237,12 @@ fn the_official_checksum_guards_a_mirror() {
     fs::create_dir(dir.path().join("cifar-100-binary")).unwrap();
     assert!(fetch("cifar100", &how).unwrap().contains("is already in"));
     let unknown = fetch("cifar", &how).unwrap_err();
-    assert!(unknown.to_string().contains("unknown dataset `cifar`; known: cifar10, cifar100, stl10, tiny_imagenet, cifar-10-batches-bin"));
+    assert!(
+        unknown.to_string().contains(
+            "unknown dataset `cifar` (did you mean `cifar10`?); known: cifar10, cifar100, stl10, tiny_imagenet, cifar-10-batches-bin"
+        ),
+        "{unknown}"
+    );
     assert!(matches!(fetch("imagenet", &how), Err(Error::Input(text)) if text.contains("cannot be fetched")));
 }
 

@@ -192,6 +192,22 @@ fn the_mutual_information_bound_is_log_k_minus_icl() {
         let expected = 4f64.ln() - mcl::losses::contrast::icl(&embeds[a], &embeds[b], &contrast).double_value(&[]);
         assert!((note - expected).abs() < 1e-12, "{name}: {note} is not {expected}");
     }
+    // Every stage of one network to every stage of the other, both ways: 2 x 3 x 2.
+    let of =
+        |prefix: &str, dots: usize| terms.notes.iter().filter(|(n, _)| n.starts_with(prefix) && n.matches('.').count() == dots).count();
+    assert_eq!((of("mutual_information.", 4), of("likeness.", 2)), (12, 5));
+    let places = [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)];
+    let noted = |name: &str| terms.notes.iter().find(|(n, _)| n == name).unwrap_or_else(|| panic!("no {name}")).1.double_value(&[]);
+    for (i, (a, k)) in places.iter().enumerate() {
+        let cosines = embeds[i].matmul(&embeds[i].tr());
+        let rows = embeds[i].size()[0] as f64;
+        let expected = (cosines.sum(Kind::Double) - cosines.diag(0).sum(Kind::Double)).double_value(&[]) / (rows * (rows - 1.0));
+        assert!((noted(&format!("likeness.{a}.{k}")) - expected).abs() < 1e-12);
+        for (j, (b, z)) in places.iter().enumerate().filter(|(_, (b, _))| b != a) {
+            let expected = 4f64.ln() - mcl::losses::contrast::icl(&embeds[i], &embeds[j], &contrast).double_value(&[]);
+            assert!((noted(&format!("mutual_information.{a}.{b}.{k}.{z}")) - expected).abs() < 1e-12);
+        }
+    }
     let lambdas = terms.notes.iter().filter(|(n, _)| n.starts_with("lambda.0.1.")).count();
     let gates: Vec<f64> = terms.notes.iter().filter(|(n, _)| n.starts_with("gate.1.")).map(|(_, t)| t.double_value(&[])).collect();
     assert_eq!((lambdas, gates.len()), (6, 3));
@@ -243,7 +259,7 @@ fn what_it_cannot_do_is_refused_by_name() {
         (2, &LABELS[..], "taau = 0.1", "unknown field `taau`"),
         (2, &LABELS[..], "tau = 0", "[method] tau = 0; accepted: a number above 0"),
         (2, &LABELS[..], "alpha = -0.1", "[method] alpha = -0.1; accepted: 0 or more"),
-        (2, &LABELS[..], "meta_every = 0", "[method] meta_every = 0; accepted: 1 or more"),
+        (2, &LABELS[..], "meta_every = 0", "[method] meta_every = 0; accepted: 1 to 1000000"),
         (2, &LABELS[..], "dim = 0", "[method] dim = 0"),
         (2, &LABELS[..], "matching = \"some\"", "one_to_one"),
         (2, &LABELS[..], "terms = { vcl = -1 }", "-1 is no weight"),

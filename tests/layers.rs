@@ -6,29 +6,33 @@ use std::path::{Path, PathBuf};
 /// Every room, lowest first, and the rooms it may use.
 const MAY_USE: &[(&str, &str)] = &[
     ("error", ""),
+    ("limits", "error"),
     ("registry", "error"),
     ("settings", "error"),
     ("rng", ""),
-    ("files", "error"),
+    ("files", "error limits"),
     ("pickle", "error"),
     ("params", "rng"),
-    ("system", "error files params"),
+    ("system", "error files limits params"),
     ("losses", ""),
     ("optim", "error params system"),
     ("nets", "error params registry rng system"),
-    ("extractor", "error nets params"),
+    ("extractor", "error nets params system"),
     ("report", "error files"),
     ("run", "error files report"),
-    ("data", "error files pickle registry rng system"),
-    ("recipe", "data error files optim settings system"),
-    ("weights", "error files nets params pickle"),
+    ("data", "error files limits pickle registry rng system"),
+    ("recipe", "data error files limits optim settings system"),
+    ("weights", "error files limits nets params pickle"),
     ("cohort", "data nets params rng system"),
-    ("methods", "cohort data error losses nets optim params recipe registry rng system"),
-    ("train", "cohort data error extractor files losses methods nets optim params recipe rng run system weights"),
-    ("eval", "data error extractor files losses nets params report rng run settings system weights"),
+    ("methods", "cohort data error limits losses nets optim params recipe registry rng system"),
+    ("train", "cohort data error extractor files limits losses methods nets optim params recipe rng run system weights"),
+    ("eval", "cohort data error extractor files limits losses methods nets params recipe report rng run settings system weights"),
     ("export", "error eval files nets params registry report rng run weights"),
-    ("experiment", "error eval files methods nets recipe report rng run system weights"),
-    ("commands", "data error eval experiment export extractor files losses methods nets optim params report run system weights"),
+    ("experiment", "data error eval files limits methods nets params recipe registry report rng run system weights"),
+    (
+        "commands",
+        "cohort data error eval experiment export extractor files limits losses methods nets optim params recipe report rng run system train weights",
+    ),
 ];
 
 fn rust_files(folder: &Path, out: &mut Vec<PathBuf>) {
@@ -122,6 +126,7 @@ const RUN_FILES: &[&str] = &[
     "environment.json",
     "metrics.csv",
     "metrics.jsonl",
+    "metrics-steps.jsonl",
     "log.txt",
     "tfevents",
     "(\"checkpoints\")",
@@ -162,9 +167,18 @@ fn only_run_spells_the_names_in_a_run_folder() {
 
 /// Statics that may change: scratch of a thread, and what is written once.
 const MAY_CHANGE: &[(&str, &str)] = &[
-    ("src/nets/layers.rs", "MACS"),           // counts the multiply-adds of one thread
-    ("src/nets/kernels/direct.rs", "PADDED"), // a thread's padded input, kept for the next convolution
-    ("src/nets/kernels/parallel.rs", "GOMP"), // where libgomp's entry point is, looked up once
+    ("src/nets/layers.rs", "MACS"), // counts the multiply-adds of one thread
+    // A thread's scratch, kept for the next convolution.
+    ("src/nets/kernels/fused/direct.rs", "BLOCKED"),
+    ("src/nets/kernels/fused/winograd.rs", "SCRATCH"),
+    ("src/nets/kernels/winograd.rs", "TILE_SPACE"),
+    ("src/nets/kernels/winograd.rs", "WEIGHT_SPACE"),
+    ("src/nets/kernels/winograd.rs", "SUM_SPACE"),
+    ("src/nets/kernels/conv_norm.rs", "GRADIENT_SPACE"),
+    // Found once.
+    ("src/nets/kernels/lanes.rs", "ALLOWED"),
+    ("src/nets/kernels/parallel.rs", "GOMP"),
+    ("src/weights/mod.rs", "ALL"),
 ];
 
 /// What changes while the program runs is handed down, so that two runs in one process do not meet. MPI is one for the whole process.

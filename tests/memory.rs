@@ -10,7 +10,18 @@ use mcl::system::ranks::Ranks;
 use tch::{Device, Kind, Tensor};
 
 fn setup(labels: &[i64], dim: i64, negatives: usize, layout: BankLayout) -> BankSetup<'_> {
-    BankSetup { networks: 2, dim, negatives, layout, labels, device: Device::Cpu, kind: Kind::Float, seed: 5, ranks: Ranks::ALONE }
+    BankSetup {
+        networks: 2,
+        dim,
+        negatives,
+        batch: 8,
+        layout,
+        labels,
+        device: Device::Cpu,
+        kind: Kind::Float,
+        seed: 5,
+        ranks: Ranks::ALONE,
+    }
 }
 
 fn table(bank: &MemoryBank, name: &str) -> Tensor {

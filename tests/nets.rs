@@ -60,6 +60,13 @@ const TAPS: &[(&str, &[(i64, i64)], i64)] = &[
     ("resnet50", &[(256, 56), (512, 28), (1024, 14), (2048, 7)], 2048),
     ("swin_t", &[(96, 56), (192, 28), (384, 14), (768, 7)], 768),
     ("swin_s", &[(96, 56), (192, 28), (384, 14), (768, 7)], 768),
+    ("resnet110_basic", &[(16, 32), (32, 16), (64, 8)], 64),
+    ("resnet32x4", &[(64, 32), (128, 16), (256, 8)], 256),
+    ("wrn_40_1", &[(16, 32), (32, 16), (64, 8)], 64),
+    ("vgg13", &[(128, 16), (256, 8), (512, 4), (512, 4)], 512),
+    ("mobile_half", &[(12, 16), (16, 8), (48, 4), (160, 2)], 1280),
+    ("shuffle_v1", &[(240, 16), (480, 8), (960, 4)], 960),
+    ("shuffle_v2", &[(116, 16), (232, 8), (464, 4)], 1024),
 ];
 
 #[test]
@@ -100,6 +107,9 @@ fn other_image_sizes_work() {
         ("resnet18", 96),
         ("shufflenet_v2_x0_5", 160),
         ("swin_t", 104),
+        ("vgg8", 48),
+        ("mobile_half", 96),
+        ("shuffle_v1", 40),
     ] {
         let arch = nets::find(name).unwrap();
         let built = build(arch, 3, Kind::Float);
@@ -121,9 +131,14 @@ fn every_trained_variable_gets_a_gradient() {
         let outs = all_outputs(&built, &images, Pass::train(1));
         let loss = outs.logits.iter().map(|z| z.cross_entropy_for_logits(&labels)).reduce(|a, b| a + b).unwrap();
         loss.backward();
-        // A shift before a BatchNorm or a softmax over positions changes nothing: these biases of HCGNet have no slope to find.
+        // A shift before a BatchNorm or a softmax over positions changes nothing: these biases of HCGNet and VGG have no slope to find.
         let flat = |name: &str| {
-            name.ends_with(".bias") && ["fc1.", "fcall.", "global_"].iter().any(|part| name.contains(part)) && arch.family == "hcgnet"
+            let before: &[&str] = match arch.family {
+                "hcgnet" => &["fc1.", "fcall.", "global_"],
+                "vgg_cifar" => &[".0.bias", ".3.bias"],
+                _ => &[],
+            };
+            name.ends_with(".bias") && before.iter().any(|part| name.contains(part))
         };
         for (name, var) in built.params.vars.iter().chain(&built.aux.vars) {
             let grad = var.grad();
@@ -137,7 +152,17 @@ fn every_trained_variable_gets_a_gradient() {
 #[test]
 fn batchnorm_moves_in_training_only() {
     one_thread();
-    for name in ["resnet8", "wrn_16_2", "shufflenet_v2_x0_5_cifar", "hcgnet_a1", "resnet18", "shufflenet_v2_x0_5"] {
+    for name in [
+        "resnet8",
+        "wrn_16_2",
+        "shufflenet_v2_x0_5_cifar",
+        "hcgnet_a1",
+        "resnet18",
+        "shufflenet_v2_x0_5",
+        "vgg8",
+        "mobile_half",
+        "shuffle_v1",
+    ] {
         let arch = nets::find(name).unwrap();
         let (net, params) = Network::build(arch, 5, 3, Device::Cpu, Kind::Float);
         let images = wave(2, 32).to_kind(Kind::Float) + Tensor::from_slice(&[1f32, -0.5]).view([2, 1, 1, 1]);
@@ -191,7 +216,8 @@ fn folding_batchnorm_changes_nothing_but_rounding() {
 #[test]
 fn starting_values_have_the_right_statistics() {
     one_thread();
-    const KNOWN: &[&str] = &["resnet_cifar", "wrn", "shufflenet_v2", "hcgnet", "resnet_imagenet", "swin"];
+    const KNOWN: &[&str] =
+        &["resnet_cifar", "wrn", "shufflenet_v2", "hcgnet", "resnet_imagenet", "swin", "vgg_cifar", "mobile_half", "shufflenet_v1"];
     // resnet34 and swin_s start as their smaller kin: the same code, many more numbers to draw.
     for arch in nets::archs().filter(|arch| !["resnet34", "swin_s"].contains(&arch.name)) {
         let built = build(arch, 100, Kind::Float);
@@ -228,12 +254,15 @@ fn starting_values_have_the_right_statistics() {
             }
             let want = match (arch.family, size.len(), leaf) {
                 _ if is_norm => Want::Exactly(if leaf == "weight" { 1.0 } else { 0.0 }),
-                ("wrn", 1, _) => Want::Exactly(0.0),
+                ("wrn" | "vgg_cifar" | "mobile_half", 1, _) => Want::Exactly(0.0),
+                ("vgg_cifar" | "mobile_half", 2, _) => Want::Normal(0.01),
                 ("resnet_cifar", 1, _) if in_branch => Want::Exactly(0.0),
                 ("swin", 1, _) if name != "features.0.0.bias" => Want::Exactly(0.0),
                 (_, 1, _) => Want::Uniform(1.0 / owner_fan_in().sqrt()),
                 ("swin", 2, _) => Want::Normal(0.02),
-                ("resnet_cifar" | "resnet_imagenet" | "wrn", 4, _) => Want::Normal((2.0 / (size[2] * size[3] * size[0]) as f64).sqrt()),
+                ("resnet_cifar" | "resnet_imagenet" | "wrn" | "vgg_cifar" | "mobile_half", 4, _) => {
+                    Want::Normal((2.0 / (size[2] * size[3] * size[0]) as f64).sqrt())
+                }
                 _ => Want::Uniform(1.0 / fan_in.sqrt()),
             };
             let var = var.detach().to_kind(Kind::Double);

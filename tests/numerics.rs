@@ -7,6 +7,7 @@ use mcl::eval::measures::knn;
 use mcl::eval::measures::tsne::map;
 use mcl::eval::probe::heads::Heads;
 use mcl::eval::probe::logreg::{self, Options};
+use mcl::eval::score::Score;
 use mcl::eval::stats::{self, Pairs};
 use mcl::rng;
 use tch::{Device, Kind, Tensor};
@@ -83,6 +84,26 @@ fn neighbours_vote_as_in_scikit_learn() {
     for (scores, expected) in scores.iter().zip(expected) {
         let predicted = Vec::<i64>::try_from(scores.argmax(1, false)).unwrap();
         assert_eq!(predicted.iter().map(|c| c.to_string()).collect::<String>(), expected);
+    }
+}
+
+/// By hand: one neighbour of class 0 at cosine 1, two of class 1 at cosine 0.6, none of the others. With one neighbour only its class has a
+/// vote, so no other class can be among the five.
+#[test]
+fn a_class_without_a_vote_is_no_answer_at_any_temperature() {
+    let train = Features { x: matrix(&[1.0, 0.0, 0.6, 0.8, 0.6, -0.8], 2).to_kind(Kind::Float), y: vec![0, 1, 1] };
+    let test = Features { x: matrix(&[1.0, 0.0, 2.0, 0.0], 2).to_kind(Kind::Float), y: vec![0, 4] };
+    for temperature in [0.07, 1e-3, 1e-30, 10.0] {
+        let scores = knn::scores(&train, &test, &[1, 3], temperature, 6);
+        for (scores, in_five) in scores.iter().zip([[true, false], [true, false]]) {
+            let score = Score::new(scores, &test.y);
+            // exp(-0.4 / T) of either, so class 1 wins only where 2 exp(-0.4 / T) > 1.
+            let other = if temperature > 0.4 / 2f64.ln() && scores.double_value(&[0, 1]).is_finite() { 1 } else { 0 };
+            assert_eq!((score.predicted.clone(), &score.in_five[..]), (vec![other; 2], &in_five[..]), "temperature {temperature}");
+        }
+        let unvoted = Vec::<f64>::try_from(scores[1].select(0, 0).narrow(0, 2, 4)).unwrap();
+        assert_eq!(unvoted, [f64::NEG_INFINITY; 4]);
+        assert_eq!(Score::new(&scores[0], &test.y).top5(), Score::new(&scores[0], &test.y).top1());
     }
 }
 
@@ -169,6 +190,27 @@ fn students_quantiles() {
     ] {
         close(stats::t_975(freedom), t, 1e-9, "t");
     }
+}
+
+/// In closed form: P(|T| > t) is 1 - t / sqrt(2 + t^2) with two degrees of freedom, 1 - 2 atan(t) / pi with one.
+#[test]
+fn paired_differences_have_students_p() {
+    let t = 12f64.sqrt();
+    close(stats::paired_t(&[1.0, 2.0, 3.0]).unwrap(), 1.0 - t / (2.0 + t * t).sqrt(), 1e-12, "three");
+    close(stats::paired_t(&[-1.0, -3.0]).unwrap(), 1.0 - 2.0 * 2f64.atan() / std::f64::consts::PI, 1e-12, "two");
+    assert_eq!(stats::paired_t(&[1.0]), None);
+    assert_eq!((stats::paired_t(&[0.0, 0.0]), stats::paired_t(&[1.0, 1.0])), (Some(1.0), Some(0.0)));
+}
+
+/// Holm 1979: the least of m times m, the next times m - 1, never below the one before, never above 1.
+#[test]
+fn holm_corrects_for_the_number_of_tests() {
+    let corrected = stats::holm(&[0.01, 0.04, 0.03, 0.5]);
+    for (got, want) in corrected.iter().zip([0.04, 0.09, 0.09, 0.5]) {
+        close(*got, want, 1e-12, "corrected");
+    }
+    assert_eq!(stats::holm(&[0.4, 0.7]), [0.8, 0.8]);
+    assert!(stats::holm(&[]).is_empty());
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! ignored test `one_rank`.
 #![cfg(feature = "mpi")]
 
+mod cuda;
 mod support;
 
 use std::collections::BTreeMap;
@@ -78,7 +79,9 @@ fn one_rank() {
                 own.views[0] = &own.views[0] * f64::NAN;
             }
             match engine.step(&[own], clock(3), None) {
-                Err(Error::Diverged { step: 3, what }) => assert_eq!(what, "on rank 1, the term `task` of network 0 is NaN"),
+                Err(Error::Diverged { step: 3, what }) => {
+                    assert_eq!(what, "on rank 1, the term `task` of network 0 is NaN; no weight was changed by this step")
+                }
                 other => panic!("expected a divergence, got {:?}", other.map(|_| ())),
             }
         }
@@ -343,4 +346,48 @@ fn memory_banks_stay_equal_and_a_bad_batch_is_one_line() {
         let ours: Vec<&str> = message.lines().filter(|line| line.starts_with("mcl-train:")).collect();
         assert!(ours.len() == 1 && parts.iter().all(|part| ours[0].contains(part)), "{message}");
     }
+}
+
+/// Two ranks on `cuda:0` and `cuda:1` that are not there. Their sums go through main memory, or MPI is handed the device's own: the same
+/// bits. And near the CPU's.
+#[test]
+fn two_ranks_train_on_a_device_each() {
+    let library = match cuda::library() {
+        Ok(library) => library,
+        Err(why) => return support::skip(&why),
+    };
+    let _alone = ALONE.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = recipe(folder.path(), SMALL);
+    let run = |name: &str, device: &str, more: &[&str]| {
+        let out = folder.path().join(name);
+        let mut command = mpirun(2);
+        // Into the ranks alone: mpirun itself has nothing to do with it.
+        command.arg("env").arg(format!("LD_PRELOAD={}", library.display())).arg("FAKE_CUDA_STATS=1").arg(TRAIN).arg("run").arg(&recipe);
+        command.arg("--out").arg(&out).args(["--threads", "1", "--quiet", "--device", device]).stdin(Stdio::null());
+        command.args(["--set", "train.batch=192", "--set", "train.epochs=1", "--set", "train.lr=0.001", "--set", "train.sync_bn=true"]);
+        let output = finish({
+            command.args(more);
+            command
+        });
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        // Two processes write here at once: their lines may stand in one another, numbers stay whole.
+        let number = |part: &str| part.chars().take_while(char::is_ascii_digit).collect::<String>().parse().ok();
+        let launches: Vec<i64> = said.split("fake-cuda launches ").skip(1).filter_map(number).collect();
+        assert!(launches.len() == 2 && launches.iter().all(|&n| (n > 1000) == (device != "cpu")), "{device}: {said}");
+        out
+    };
+    let (here, staged, direct) = (run("here", "cpu", &[]), run("staged", "cuda:0", &[]), run("direct", "cuda:0", &["--cuda-aware-mpi"]));
+    assert!(state(&staged) == state(&direct), "what MPI reads from the device itself gives other tensors");
+    let networks = |run: &Path| -> BTreeMap<String, Tensor> {
+        Tensor::read_safetensors(run.join("networks/peer-0.safetensors")).unwrap().into_iter().collect()
+    };
+    let (wanted, got) = (networks(&here), networks(&staged));
+    // One vector of all weights: a bias that starts at 0 has no scale of its own.
+    let flat = |named: &BTreeMap<String, Tensor>| {
+        let all: Vec<Tensor> = named.values().filter(|t| t.kind() == Kind::Float).map(|t| t.flatten(0, -1)).collect();
+        Tensor::cat(&all, 0).to_kind(Kind::Double)
+    };
+    let error = ((flat(&got) - flat(&wanted)).norm() / flat(&wanted).norm()).double_value(&[]);
+    assert!(error < 1e-5, "two devices are apart from two ranks on the CPU by {error:e}");
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use mcl::data::Sampling::{ClassPairs, Shuffled};
-use mcl::data::sampler::{epoch, hash, holdout, stratified, write_index};
+use mcl::data::sampler::{epoch, for_training, hash, holdout, stratified, write_index};
 
 fn labels(classes: usize, each: usize) -> Vec<i64> {
     (0..classes * each).map(|i| (i % classes) as i64).collect()
@@ -114,4 +114,26 @@ fn index_files_carry_their_hash() {
     assert_eq!(lines.lines().map(|line| line.parse::<usize>().unwrap()).collect::<Vec<_>>(), part);
     // Whoever reads it checks it with `tail -n +2 FILE | sha256sum`.
     assert_eq!(header, format!("# sha256 of the lines below: {}", mcl::files::sha256(lines.as_bytes())));
+}
+
+/// No rank of any step has one image to take a variance from; which images an epoch has does not change for that.
+#[test]
+fn a_last_batch_of_one_image_a_rank_joins_the_one_before() {
+    let sizes = |images: usize, batch: usize, ranks: usize| {
+        let labels = labels(1, images);
+        let drawn = epoch(&labels, Shuffled, batch, 1, 0).unwrap();
+        let order = for_training(drawn.clone(), &labels, Shuffled, ranks, false).unwrap();
+        let (drawn, order): (Vec<u32>, Vec<Vec<u32>>) = (drawn.concat(), order);
+        assert!(drawn.starts_with(&order.concat()) && drawn.len() - order.concat().len() < ranks);
+        order.iter().map(Vec::len).collect::<Vec<_>>()
+    };
+    assert_eq!(sizes(128, 127, 1), [128]);
+    assert_eq!(sizes(129, 64, 1), [64, 65]);
+    assert_eq!(sizes(130, 64, 1), [64, 64, 2]);
+    assert_eq!(sizes(1, 64, 1), [1]); // nothing to join: the trainer refuses it where there is a BatchNorm
+    assert_eq!(sizes(64 + 2, 32, 2), [32, 34]);
+    assert_eq!(sizes(64 + 3, 32, 2), [32, 34]); // an image is left out, as before
+    assert_eq!(sizes(64 + 4, 32, 2), [32, 32, 4]);
+    assert_eq!(sizes(64 + 1, 32, 2), [32, 32]);
+    assert_eq!(sizes(64 + 7, 32, 4), [32, 36]);
 }

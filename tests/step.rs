@@ -47,12 +47,37 @@ fn a_nan_weight_is_named_and_no_weight_moves() {
     let before: Vec<(String, Tensor)> =
         engine.state().into_iter().filter(|(n, _)| !n.contains("running") && !n.contains("tracked")).map(|(n, t)| (n, t.copy())).collect();
     match engine.step(&[batch(0, 8)], clock(1), None) {
-        Err(Error::Diverged { step: 1, what }) => assert_eq!(what, "the term `task` of network 1 is NaN"),
+        Err(Error::Diverged { step: 1, what }) => {
+            assert_eq!(what, "the term `task` of network 1 is NaN; no weight was changed by this step")
+        }
         other => panic!("expected a divergence, got {:?}", other.map(|_| ())),
     }
     let after: std::collections::HashMap<String, Tensor> = engine.state().into_iter().collect();
     for (name, old) in before {
         assert!(old.isclose(&after[&name], 0.0, 0.0, true).all().int64_value(&[]) != 0, "{name} moved");
+    }
+}
+
+/// The networks step, then the meta step fails: the message says so, and it is so.
+#[test]
+fn a_meta_step_that_diverges_says_that_the_networks_had_moved() {
+    let mut engine = engine("l_mcl", "meta_every = 1");
+    let before: Vec<Tensor> = engine.theta.tensors().iter().map(Tensor::copy).collect();
+    let pi: Vec<(String, Tensor)> =
+        engine.state().into_iter().filter(|(n, _)| n.starts_with("method.")).map(|(n, t)| (n, t.copy())).collect();
+    assert!(!pi.is_empty());
+    // The step itself is finite; K steps of this length from there are not.
+    match engine.step(&[batch(0, 8)], Clock { lr: 1e30, ..clock(0) }, None) {
+        Err(Error::Diverged { step: 0, what }) => assert_eq!(
+            what,
+            "the meta step's gradient for pi is not finite, and pi was not changed; the networks had already taken this step"
+        ),
+        other => panic!("expected a divergence, got {:?}", other.map(|_| ())),
+    }
+    assert!(engine.theta.tensors().iter().zip(&before).any(|(now, old)| now != old));
+    let after: std::collections::HashMap<String, Tensor> = engine.state().into_iter().collect();
+    for (name, old) in pi {
+        assert_eq!(old, after[&name], "{name} moved");
     }
 }
 
@@ -172,4 +197,18 @@ fn an_overflow_in_f16_skips_the_step_and_halves_the_scale() {
     assert!(engine.step(&[batch(0, 8)], clock(1), None).unwrap().grad_norm.is_some());
     assert_ne!(weights(&engine), before);
     assert_eq!(engine.loss_scale.as_ref().unwrap().scale(), 2048.0, "doubled after 2000 good steps");
+}
+
+/// Mixed images alone are run where no term asks about the unmixed ones: running statistics move once a step, not twice.
+#[test]
+fn mixing_costs_a_second_pass_only_where_a_method_asks_for_it() {
+    for (method, options, passes) in [("baseline", "", 1), ("dml", "", 1), ("mcl", "", 2), ("l_mcl", "meta_every = 9", 2)] {
+        let mut engine = engine(method, options);
+        engine.mix = Some(mcl::data::Mix { mixup: 0.8, cutmix: 0.0 });
+        // Not the first batch of an epoch, which a meta step follows.
+        engine.step(&[batch(0, 8)], clock(1), None).unwrap();
+        let counted: Vec<i64> =
+            engine.state().iter().filter(|(name, _)| name.ends_with("num_batches_tracked")).map(|(_, t)| t.int64_value(&[])).collect();
+        assert!(!counted.is_empty() && counted.iter().all(|n| *n == passes), "{method}: {counted:?}");
+    }
 }

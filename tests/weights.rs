@@ -158,6 +158,59 @@ fn state_dicts_of_torch_are_read_whatever_their_types_and_strides() {
     }
 }
 
+/// Written by golden/make_state_dicts.py.
+#[test]
+fn state_dicts_are_found_however_checkpoints_nest_them() {
+    let small = ["conv.weight", "fc.bias"];
+    let under = |prefixes: &[&str]| prefixes.iter().flat_map(|p| small.map(|name| format!("{p}{name}"))).collect::<Vec<_>>();
+    for (form, mut wanted) in [
+        ("student", under(&[""])),
+        ("teacher", under(&[""])),
+        ("distiller", under(&["module.student.", "module.teacher."])),
+        ("deep", [under(&["checkpoint.snet."]), vec!["checkpoint.acc".to_string()]].concat()),
+        ("pair", [under(&["model_s.", "model_t."]), vec!["acc".to_string()]].concat()),
+    ] {
+        let read = weights::read(Path::new(&format!("tests/golden/form-{form}.pth"))).unwrap();
+        let tensors = sorted(read.tensors);
+        wanted.sort();
+        assert_eq!(tensors.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>(), wanted, "{form}");
+        for (name, tensor) in tensors.iter().filter(|(name, _)| name.ends_with("conv.weight")) {
+            assert_eq!(*tensor, Tensor::from_slice2(&[[-2f32, -1.0, 0.0], [1.0, 2.0, 3.0]]), "{form} {name}");
+        }
+    }
+}
+
+#[test]
+fn students_are_found_beside_teachers_and_architectures_by_their_tensors() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("w.pth");
+    let (_, student) = trained("resnet8x4", 10);
+    let (_, teacher) = trained("resnet32x4", 10);
+    // Every name of the student is among the teacher's, with the same shape.
+    let mut both = renamed(&student, |ours| format!("module.student.{ours}"));
+    both.extend(renamed(&teacher, |ours| format!("module.teacher.{ours}")));
+    both.push(("best_acc".to_string(), Tensor::from(71.5)));
+    weights::save_pth(&file, &both).unwrap();
+    for (name, prefix, params) in [("resnet8x4", "module.student.", &student), ("resnet32x4", "module.teacher.", &teacher)] {
+        let opened = weights::open(&file, Some(nets::find(name).unwrap()), Device::Cpu, &LoadOptions::default()).unwrap();
+        assert_eq!((opened.report.prefix.as_str(), opened.report.others.len(), opened.classes), (prefix, 0, Some(10)), "{}", opened.report);
+        same(&opened.params.named(), &params.named());
+    }
+    // Names and shapes tell the architecture where nothing else does, and that the one that is named is wrong.
+    for arch in ["resnet110_basic", "mobile_half", "shuffle_v2", "vgg8"] {
+        let found = nets::find(arch).unwrap();
+        let (_, params) = trained(arch, 10);
+        let released = renamed(&params, |ours| format!("module.{}", nets::rename(ours, found.released.baseline)));
+        weights::save_pth(&file, &released).unwrap();
+        let opened = weights::open(&file, None, Device::Cpu, &LoadOptions::default()).unwrap();
+        assert_eq!((opened.arch.name, opened.classes), (arch, Some(10)));
+        same(&opened.params.named(), &params.named());
+    }
+    let wrong = weights::open(&file, Some(nets::find("vgg13").unwrap()), Device::Cpu, &LoadOptions::default());
+    let message = wrong.err().unwrap().to_string();
+    assert!(message.ends_with("w.pth: holds a vgg8, not a vgg13, by the names and shapes of its tensors"), "{message}");
+}
+
 fn weights_of(tensors: Named) -> weights::Weights {
     weights::Weights { path: "some/file.pth".into(), tensors, meta: None }
 }
@@ -395,10 +448,11 @@ fn embed_refuses_what_it_cannot_use_in_one_line() {
         assert!(!at("y.safetensors").exists(), "{weights} {images}");
     };
     refused("w.safetensors", "resnet20", "x.safetensors", &["w.safetensors", "resnet8", "not a resnet20"]);
-    refused("w.pth", "resnet20", "x.safetensors", &["w.pth", "does not fit resnet20", "missing"]);
-    refused("w.pth", "wrn_16_2", "x.safetensors", &["w.pth", "does not fit wrn_16_2"]);
+    refused("w.pth", "resnet20", "x.safetensors", &["w.pth", "holds a resnet8, not a resnet20"]);
+    weights::save_pth(&at("part.pth"), &params.named().into_iter().filter(|(name, _)| !name.starts_with("conv1")).collect()).unwrap();
+    refused("part.pth", "resnet8", "x.safetensors", &["part.pth", "does not fit resnet8", "missing"]);
     refused("w.pth", "resnet9", "x.safetensors", &["unknown architecture `resnet9`", "resnet8"]);
-    refused("w.pth", "", "x.safetensors", &["w.pth", "--arch"]);
+    refused("part.pth", "", "x.safetensors", &["part.pth", "of none of ours", "--arch"]);
     refused("cut-w.safetensors", "resnet8", "x.safetensors", &["cut-w.safetensors", "cut short"]);
     refused("cut-w.pth", "resnet8", "x.safetensors", &["cut-w.pth", "cut short"]);
     refused("notes.txt", "resnet8", "x.safetensors", &["notes.txt", "neither a safetensors file nor a PyTorch state dict"]);

@@ -4,12 +4,14 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Parser;
-use clap::error::ErrorKind;
-use mcl::commands::EvalCommand;
+use clap::{CommandFactory, Parser, Subcommand};
+use mcl::commands::shell::{ShellCommand, parse};
+use mcl::commands::{EvalCommand, next};
+use mcl::eprintln;
+use mcl::error::Error;
 use mcl::eval::Common;
-use mcl::eval::measures::one_line;
 use mcl::system::device::{self, DeviceChoice};
+use mcl::system::{exhausted, gpu, panics};
 
 /// What this program was built from; `make` says.
 const COMMIT: &str = match option_env!("MCL_COMMIT") {
@@ -20,8 +22,9 @@ const COMMIT: &str = match option_env!("MCL_COMMIT") {
 #[derive(Parser)]
 #[command(name = "mcl-eval", version, about = "Measure how well pre-trained networks transfer; look after data and set-up")]
 struct Cli {
+    /// Without a command: what can be done with what is here
     #[command(subcommand)]
-    command: EvalCommand,
+    command: Option<Command>,
     /// Where datasets are looked for first (then $MCL_DATA, then ./data)
     #[arg(long, global = true)]
     data: Option<PathBuf>,
@@ -42,24 +45,42 @@ struct Cli {
     quiet: bool,
 }
 
+#[allow(clippy::large_enum_variant)] // one value, made once
+#[derive(Subcommand)]
+enum Command {
+    #[command(flatten)]
+    Eval(EvalCommand),
+    #[command(flatten)]
+    Shell(ShellCommand),
+}
+
 fn main() -> ExitCode {
     mcl::system::allocator::keep_large_blocks();
-    let cli = match Cli::try_parse() {
+    mcl::system::gpu::bring();
+    let cli: Cli = match parse() {
         Ok(cli) => cli,
-        // Help and version, asked for or in place of a missing command.
-        Err(e) if !e.use_stderr() || e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => e.exit(),
-        Err(e) => {
-            eprintln!("mcl-eval: {} (--help shows what is accepted)", one_line(&e));
-            return ExitCode::from(2);
-        }
+        Err(code) => return code,
     };
-    let threads = device::set_threads(cli.threads);
-    let common = Common { data: cli.data, device: cli.device.0, threads, json: cli.json, quiet: cli.quiet, commit: COMMIT, id: cli.id };
-    match cli.command.run(&common) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            eprintln!("mcl-eval: {e}");
-            ExitCode::from(e.exit_code() as u8)
-        }
-    }
+    let work = || {
+        mcl::nets::check_instructions()?;
+        let threads = device::set_threads(cli.threads).map_err(|e| Error::input(format!("--{e}")))?;
+        let common = Common { data: cli.data, device: cli.device.0, threads, json: cli.json, quiet: cli.quiet, commit: COMMIT, id: cli.id };
+        // What is measured does not depend on how a run was trained.
+        gpu::set(false, true);
+        let command = || match &cli.command {
+            None => next::overview(&common),
+            Some(Command::Eval(command)) => command.run(&common),
+            Some(Command::Shell(command)) => command.run(Cli::command()),
+        };
+        exhausted::caught(command).map_err(|e| match e {
+            Error::Exhausted(what) if common.device.is_cuda() => {
+                Error::Exhausted(format!("{what}; --device cpu takes the machine's memory instead"))
+            }
+            other => other,
+        })
+    };
+    panics::guarded(work, |e| {
+        eprintln!("mcl-eval: {}", e.line());
+        ExitCode::from(e.exit_code() as u8)
+    })
 }

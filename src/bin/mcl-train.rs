@@ -1,12 +1,13 @@
 //! `mcl-train`: pre-trains a cohort from a recipe. Exit codes: 0 done, 1 the run failed, 2 the input is wrong, 75 stopped and saved.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use mcl::commands::list;
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use mcl::commands::shell::{ShellCommand, parse};
+use mcl::commands::{list, next};
 use mcl::error::{Error, Result};
 use mcl::experiment::compare::{self, Comparison};
 use mcl::methods;
@@ -14,9 +15,12 @@ use mcl::recipe::Recipe;
 use mcl::report::{Cell, Table};
 use mcl::run::{FOUR_WAYS, RunFolder, Summary};
 use mcl::system::device::{self, DeviceChoice};
+use mcl::system::panics;
 use mcl::system::process;
+use mcl::system::progress::clock_time;
 use mcl::system::ranks::{self, Ranks};
 use mcl::train::{self, Job};
+use mcl::{print, println};
 
 /// What this program was built from; `make` says.
 const COMMIT: &str = match option_env!("MCL_COMMIT") {
@@ -46,6 +50,8 @@ enum Command {
         #[arg(value_enum)]
         what: What,
     },
+    #[command(flatten)]
+    Shell(ShellCommand),
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -56,14 +62,16 @@ enum What {
     Methods,
     /// Datasets
     Datasets,
-    /// Recipes below ./protocols/pretrain
+    /// Recipes that ship; each runs by its name
     #[value(alias = "protocols")]
     Recipes,
+    /// Plans of the paper's tables and figures, with what they would take here
+    Plans,
 }
 
 #[derive(Args)]
 struct RunArgs {
-    /// Recipe file, e.g. protocols/pretrain/quickstart.toml
+    /// Recipe file, or the name of one that ships, e.g. quickstart (`mcl-train list recipes`)
     recipe: PathBuf,
     /// Run folder [default: runs/RECIPE-METHOD-DATE-TIME]
     #[arg(long)]
@@ -132,7 +140,11 @@ struct CompareArgs {
 
 fn main() -> ExitCode {
     mcl::system::allocator::keep_large_blocks();
-    let cli = Cli::parse();
+    mcl::system::gpu::bring();
+    let cli: Cli = match parse() {
+        Ok(cli) => cli,
+        Err(code) => return code,
+    };
     let joined = match &cli.command {
         Command::Run(args) => ranks::join(args.cuda_aware_mpi),
         _ => Ok(Ranks::ALONE),
@@ -141,13 +153,8 @@ fn main() -> ExitCode {
         Ok(ranks) => ranks,
         Err(e) => return fail(e, Ranks::ALONE),
     };
-    match act(cli, ranks) {
-        Ok(()) => {
-            ranks.leave();
-            ExitCode::SUCCESS
-        }
-        Err(e) => fail(e, ranks),
-    }
+    let work = || act(cli, ranks).map(|()| ranks.leave());
+    panics::guarded(work, |e| fail(e, ranks))
 }
 
 /// One message, whatever the number of ranks.
@@ -155,7 +162,7 @@ fn fail(e: Error, ranks: Ranks) -> ExitCode {
     let code = e.exit_code();
     // In one piece: launchers weave the output of ranks together as it comes.
     let say = |who: String| {
-        let _ = std::io::stderr().write_all(format!("mcl-train: {who}{e}\n").as_bytes());
+        let _ = std::io::stderr().write_all(format!("mcl-train: {who}{}\n", e.line()).as_bytes());
     };
     // Every rank knows of these: they leave together.
     if ranks.count() == 1 || matches!(e, Error::Interrupted(_) | Error::Diverged { .. }) {
@@ -187,6 +194,7 @@ fn act(cli: Cli, ranks: Ranks) -> Result<()> {
     match cli.command {
         Command::Run(args) => run(args, ranks),
         Command::Compare(args) => compare(args),
+        Command::Shell(command) => command.run(Cli::command()),
         Command::List { what } => {
             print!(
                 "{}",
@@ -195,6 +203,7 @@ fn act(cli: Cli, ranks: Ranks) -> Result<()> {
                     What::Methods => list::methods(),
                     What::Datasets => list::datasets(),
                     What::Recipes => list::recipes()?,
+                    What::Plans => list::plans()?,
                 }
             );
             Ok(())
@@ -204,6 +213,7 @@ fn act(cli: Cli, ranks: Ranks) -> Result<()> {
 
 fn run(args: RunArgs, ranks: Ranks) -> Result<()> {
     let recipe = Recipe::read(&args.recipe, &args.sets, &methods::names())?;
+    let (dataset, data) = (recipe.data.name.clone(), args.data.clone());
     let out = args.out.unwrap_or_else(|| {
         let stem = args.recipe.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let stamp = chrono::Local::now().format("%Y%m%d-%H%M%S");
@@ -211,7 +221,8 @@ fn run(args: RunArgs, ranks: Ranks) -> Result<()> {
     });
     let stop = process::watch_signals()?;
     ranks.watch(Duration::from_secs_f64(args.rank_timeout), &stop);
-    let threads = device::set_threads_among(args.threads, ranks.place().local_count);
+    mcl::nets::check_instructions()?;
+    let threads = device::set_threads_among(args.threads, ranks.place().local_count).map_err(|e| Error::input(format!("--{e}")))?;
     let job = Job {
         recipe,
         out,
@@ -228,7 +239,7 @@ fn run(args: RunArgs, ranks: Ranks) -> Result<()> {
     };
     let summary = train::run(job)?;
     if ranks.leads() {
-        print_summary(&summary);
+        print_summary(&summary, &dataset, data.as_deref());
     }
     Ok(())
 }
@@ -260,7 +271,7 @@ fn compare(args: CompareArgs) -> Result<()> {
     if failed.is_empty() { Ok(()) } else { Err(Error::failed(format!("failed: {}", failed.join("; ")))) }
 }
 
-fn print_summary(summary: &Summary) {
+fn print_summary(summary: &Summary, dataset: &str, data: Option<&Path>) {
     println!();
     let mut shown = Table::new("", &[&["test top-1 (%)"], &FOUR_WAYS[..]].concat());
     for (m, network) in summary.networks.iter().enumerate() {
@@ -272,20 +283,21 @@ fn print_summary(summary: &Summary) {
     print!("{}", shown.plain());
     match summary.best {
         Some(best) => println!(
-            "The held-out part chose network {} at epoch {} ({:.2} % there): {}",
+            "The held-out part chose network {}{} at epoch {} ({:.2} % there): {}",
             best.peer,
+            best.stage.map_or(String::new(), |stage| format!(", stage {stage},")),
             best.epoch,
             best.holdout_top1,
             RunFolder::at(&summary.out).best_network().display()
         ),
-        None => println!("No held-out part (data.holdout = 0): the last epoch ships, no choice was made."),
+        None => println!("No choice was made: the last epoch ships (data.holdout = 0, or train.choose = \"last\")."),
     }
-    println!("{} epochs, {} steps, {}", summary.epochs, summary.steps, train::clock_time(summary.seconds));
+    println!("{} epochs, {} steps, {}", summary.epochs, summary.steps, clock_time(summary.seconds));
     println!();
     let out = summary.out.display();
     println!("Run folder   {out}");
     println!("Networks     {}", summary.shipped.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join("  "));
-    println!("Next         mcl-eval linear-probe --run {out} --dataset synthetic");
-    println!("             mcl-eval report --run {out}");
-    println!("             mcl-eval doctor");
+    for (i, line) in next::lines(&next::after_run(&summary.out, dataset, data)).iter().enumerate() {
+        println!("{:<12} {line}", if i == 0 { "Next" } else { "" });
+    }
 }

@@ -42,7 +42,9 @@ pub fn run(command: &DataCommand, common: &Common) -> Result<()> {
             Ok(())
         }
         DataCommand::Check { name } => {
-            let found = check::check(name, data, &Default::default())?;
+            let progress = common.progress(format!("checking {name}"), 0, "images");
+            let found = check::check_watched(name, data, &Default::default(), &progress)?;
+            drop(progress);
             if common.json {
                 println!("{}", json!(found))
             } else {

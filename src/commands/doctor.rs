@@ -4,11 +4,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use tch::{Cuda, Kind, Tensor};
+use tch::{Cuda, Device, Kind, Tensor};
 
 use crate::data::{self, check};
 use crate::error::{Error, Result};
 use crate::eval::Common;
+use crate::system::gpu;
 use crate::system::machine;
 use crate::system::ranks;
 
@@ -72,31 +73,34 @@ pub fn run(common: &Common) -> Result<()> {
 fn version() -> Finding {
     let found = machine::libtorch_version();
     let folder = machine::libtorch_folder();
+    let folder = folder.display();
     if found.split('+').next() == Some(LIBTORCH) {
         return ok("libtorch", format!("{found} in {folder}"));
     }
-    broken("libtorch", format!("{found} in {folder}, tch 0.26 needs {LIBTORCH}"), "mend: unset LIBTORCH, then `make build`")
+    let mend = match machine::built_with().exists() {
+        true => "mend: unset LIBTORCH and LD_LIBRARY_PATH, then `make build`",
+        // Installed from a wheel.
+        false => "mend: `pip install torch==2.13.0`",
+    };
+    broken("libtorch", format!("{found} in {folder}, tch 0.26 needs {LIBTORCH}"), mend)
 }
 
-/// The library this process really runs on, against the one it was built with (a stray LD_LIBRARY_PATH).
+/// The library this process really runs on, against the one it was built with (a stray LD_LIBRARY_PATH). A program from a wheel was built
+/// with one that is not here.
 fn loaded() -> Finding {
-    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    let Some(path) = maps.lines().find_map(|l| l.split_whitespace().last().filter(|p| p.contains("libtorch_cpu."))) else {
-        return ok("rpath", "libtorch is loaded (this system does not say from where)".into());
-    };
-    let built = Path::new(machine::libtorch_folder());
-    if Path::new(path).parent() == Some(built) {
-        return ok("rpath", format!("loaded from {}", built.display()));
+    let (built, runs_on) = (machine::built_with(), machine::libtorch_folder());
+    if runs_on == built || !built.exists() || runs_on.canonicalize().ok() == built.canonicalize().ok() {
+        return ok("rpath", format!("loaded from {}", runs_on.display()));
     }
     broken(
         "rpath",
-        format!("{path} is loaded, the build was made with {}", built.display()),
+        format!("the libtorch in {} is loaded, the build was made with {}", runs_on.display(), built.display()),
         "mend: unset LD_LIBRARY_PATH, or `make build` again",
     )
 }
 
 fn arithmetic() -> Finding {
-    let a = Tensor::arange(6, (Kind::Float, tch::Device::Cpu)).view([2, 3]);
+    let a = Tensor::arange(6, (Kind::Float, Device::Cpu)).view([2, 3]);
     let sum = a.matmul(&a.tr()).sum(Kind::Double).double_value(&[]);
     if sum == 83.0 {
         ok("arithmetic", "a matrix product comes out right".into())
@@ -108,7 +112,13 @@ fn arithmetic() -> Finding {
 fn cuda() -> Finding {
     let count = Cuda::device_count();
     if Cuda::is_available() {
-        return ok("CUDA", format!("{count} devices, cuDNN {}", if Cuda::cudnn_is_available() { "there" } else { "missing" }));
+        let cudnn = if Cuda::cudnn_is_available() { "there" } else { "missing" };
+        let room = |n: usize| {
+            let memory = gpu::memory(Device::Cuda(n));
+            memory.map_or(format!("cuda:{n} does not say its memory"), |m| format!("cuda:{n} {} MB free of {}", m.free_mb, m.total_mb))
+        };
+        let rooms: Vec<String> = (0..count as usize).map(room).collect();
+        return ok("CUDA", format!("{count} devices, cuDNN {cudnn}, {}", rooms.join(", ")));
     }
     let gpu = Path::new("/proc/driver/nvidia/version").exists();
     if gpu {

@@ -1,4 +1,4 @@
-//! `mcl-eval embed`: features, logits and stage maps of any images by any weights, into a safetensors file.
+//! `mcl-eval embed`: features of a dataset with labels and names, or features, logits and stage maps of any images, by any network, as a file.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,27 +11,30 @@ use crate::data::augment::Crop;
 use crate::data::{self, Loader, Pixels, Split, Transform};
 use crate::error::{Error, Result};
 use crate::eval::Common;
-use crate::eval::network::WeightsArgs;
-use crate::extractor::{Answer, Extractor};
-use crate::weights::Opened;
+use crate::eval::dataset::TargetDataset;
+use crate::eval::feature_file::{FeatureFile, Part, is_npz};
+use crate::eval::features::{self, Prepared};
+use crate::eval::network::{NetworkArgs, Normalisation, PeerChoice, TrainedNetwork};
+use crate::extractor::Answer;
+use crate::limits::{self, LEAST_SIDE};
 use crate::weights::safetensors::{Reader, Texts, Writer};
 
-/// Features, logits and stage maps of images
+/// Features of a dataset with labels and names, or features, logits and stage maps of images
 #[derive(Debug, Clone, Args)]
-#[command(mut_arg("weights", |argument| argument.required(true)))]
+#[command(mut_arg("out", |argument| argument.required(true).value_name("FILE").help(OUT)))]
 pub struct EmbedArgs {
     #[command(flatten)]
-    network: WeightsArgs,
+    network: NetworkArgs,
+    /// A dataset, whose training and test images are embedded
+    #[arg(long, conflicts_with_all = ["images", "stages", "resize"])]
+    dataset: Option<String>,
     /// A safetensors file with `images` (`f32 [N,3,H,W]`, normalised), or a folder of images, with all folders in it
-    #[arg(long)]
-    images: PathBuf,
-    /// The safetensors file to write: `features`, `logits`, `stage.1`...; for a folder of images a .csv beside it names the rows
-    #[arg(long)]
-    out: PathBuf,
+    #[arg(long, required_unless_present = "dataset")]
+    images: Option<PathBuf>,
     /// Also write the map after every stage
     #[arg(long)]
     stages: bool,
-    /// Side of the images cut out of files [default: what the weights say, or the architecture's own]
+    /// Side of the images [default: what the network says, or the architecture's own]
     #[arg(long, value_name = "PIXELS")]
     size: Option<usize>,
     /// What the shorter side of a file's image is resized to first [default: 8/7 of the size, or the size up to 64]
@@ -39,52 +42,113 @@ pub struct EmbedArgs {
     resize: Option<usize>,
 }
 
+const OUT: &str = "The file to write. For a dataset, .safetensors or .npz: `features`, `labels`, `names`, `split`. For images, .safetensors: `features`, `logits`, `stage.1`...; for a folder of images a .csv beside it names the rows";
+
 /// Bytes of images in memory at a time; their stage maps take some ten times as much.
 const AT_ONCE: usize = 16 << 20;
-/// The least side that every architecture can halve as often as it does.
-const LEAST_SIDE: usize = 8;
 /// Up to this side the whole image is used, as small images are in training.
 const SMALL: usize = 64;
 
 /// Writes what the network answers to the images.
 pub fn run(args: &EmbedArgs, common: &Common) -> Result<()> {
-    let [weights] = &args.network.weights[..] else {
-        return Err(Error::input(format!("embed got {} files of weights; accepted: one", args.network.weights.len())));
-    };
-    let opened = args.network.open(weights, common)?;
-    common.say(format!("{}: {}", weights.display(), opened.report));
-    let mut images = Images::open(args, &opened, weights, common.threads)?;
+    let network = open(args, common)?;
+    let out = args.network.out.as_ref().expect("a required flag");
+    match (&args.dataset, &args.images) {
+        (Some(dataset), _) => of_dataset(args, &network, dataset, out, common),
+        (None, Some(images)) => of_images(args, &network, images, out, common),
+        (None, None) => unreachable!("one of the two is required"),
+    }
+}
+
+/// The one network that is asked for.
+fn open(args: &EmbedArgs, common: &Common) -> Result<TrainedNetwork> {
+    let mut asked = args.network.clone();
+    let by_file = &mut asked.by_file;
+    // Images in a file are normalised already: nothing needs to say with what.
+    let ready = args.images.as_ref().is_some_and(|images| !images.is_dir());
+    if ready && by_file.mean.is_empty() && by_file.std.is_empty() && by_file.normalisation.is_none() {
+        by_file.normalisation = Some(Normalisation::NONE);
+    }
+    let mut networks = asked.open(common, PeerChoice::Best)?;
+    if networks.len() != 1 {
+        let names: Vec<&str> = networks.iter().map(|n| n.name.as_str()).collect();
+        return Err(Error::input(format!("embed got {} networks ({}); accepted: one, e.g. by --peer 0", networks.len(), names.join(", "))));
+    }
+    let network = networks.remove(0);
+    if let Some(loaded) = &network.loaded {
+        common.say(format!("{}: {loaded}", network.file.display()));
+    }
+    Ok(network)
+}
+
+/// Features of both parts of a dataset, with labels, names and part.
+fn of_dataset(args: &EmbedArgs, network: &TrainedNetwork, name: &str, out: &Path, common: &Common) -> Result<()> {
+    let target = TargetDataset::open(name, common)?;
+    let side = network.image_size(args.size.map_or(0, |size| i64::try_from(size).unwrap_or(i64::MAX)));
+    let prepared = Prepared::new(&target.dataset, network, side)?;
+    let began = Instant::now();
+    let of = |part| features::features(network, &prepared, part, true, common);
+    let (train, test) = (of(Part::Train)?, of(Part::Test)?);
+    network.check_unchanged()?;
+    let parts = vec![(Part::Train, &train.x), (Part::Test, &test.x)];
+    FeatureFile { dataset: &target.dataset, network, side, parts }.write(out)?;
+    let (n, dim) = (train.y.len() + test.y.len(), train.x.size()[1]);
+    if common.json {
+        common.print_json(&serde_json::json!({
+            "arch": network.architecture(), "weights": network.file, "dataset": name, "images": n, "features": dim, "image_size": side,
+            "train": train.y.len(), "test": test.y.len(), "seconds": began.elapsed().as_secs_f64(), "out": out,
+        }));
+    } else {
+        common.say(format!("{n} images of {name}, {dim} features each, with labels, names and split; written to {}", out.display()));
+    }
+    Ok(())
+}
+
+fn of_images(args: &EmbedArgs, network: &TrainedNetwork, from: &Path, out: &Path, common: &Common) -> Result<()> {
+    if is_npz(out) {
+        return Err(Error::input(format!("--out {}: .npz is written for --dataset; accepted for --images: .safetensors", out.display())));
+    }
+    if args.stages {
+        network.needs_ours("--stages")?;
+    }
+    let mut images = Images::open(args, network, from, common.threads)?;
     let n = images.count();
-    let mut extractor = Extractor::new(opened.arch, &opened.params, None, opened.classes.unwrap_or(1), common.threads);
+    let classes = network.meta.classes.len();
+    let mut extractor = network.extractor(common)?;
     let mut writer: Option<Writer> = None;
-    let (mut done, mut forward) = (0, Duration::ZERO);
+    let (mut done, mut dim, mut forward) = (0, 0, Duration::ZERO);
+    let progress = common.progress("embedding", n, "images");
     while let Some(batch) = images.next()? {
         let started = Instant::now();
         let answer = extractor.extract(&batch, args.stages)?;
         forward += started.elapsed();
-        let named = named(&answer, opened.classes.is_some());
+        dim = answer.features.size()[1];
+        let named = named(&answer, classes > 0);
         let writer = match &mut writer {
             Some(writer) => writer,
-            none => none.insert(create(&args.out, &named, n, opened.arch.name, weights)?),
+            none => none.insert(create(out, &named, n, network.architecture(), &network.file)?),
         };
         for (name, rows) in &named {
             writer.rows(name, done, rows)?;
         }
         done += batch.size()[0] as usize;
+        progress.add(batch.size()[0] as usize);
     }
-    let writer = writer.ok_or_else(|| Error::file(&args.images, "holds no images"))?;
+    drop(progress);
+    let writer = writer.ok_or_else(|| Error::file(from, "holds no images"))?;
     writer.finish()?;
-    let listed = images.list(&args.out)?;
+    let listed = images.list(out)?;
     let rate = n as f64 / forward.as_secs_f64();
     if common.json {
+        let loaded = network.loaded.as_ref();
         let report = serde_json::json!({
-            "arch": opened.arch.name, "weights": weights, "images": n, "features": opened.arch.dim, "classes": opened.classes,
-            "matched": opened.report.matched, "wanted": opened.report.wanted, "seconds": forward.as_secs_f64(), "images_per_second": rate,
-            "threads": common.threads, "out": args.out, "rows": listed,
+            "arch": network.architecture(), "weights": network.file, "images": n, "features": dim, "classes": (classes > 0).then_some(classes),
+            "matched": loaded.map(|l| l.matched), "wanted": loaded.map(|l| l.wanted), "seconds": forward.as_secs_f64(),
+            "images_per_second": rate, "threads": common.threads, "out": out, "rows": listed,
         });
-        println!("{report}");
+        common.print_json(&report);
     } else {
-        common.say(format!("{n} images, {rate:.1} images/s in the forward pass; written to {}", args.out.display()));
+        common.say(format!("{n} images, {rate:.1} images/s in the forward pass; written to {}", out.display()));
     }
     Ok(())
 }
@@ -112,41 +176,43 @@ fn at_once(numbers: usize, threads: usize) -> usize {
 
 /// Images in their order, some at a time.
 enum Images {
-    File { reader: Reader, count: usize, done: usize, at_once: usize },
+    File { reader: Reader, path: PathBuf, count: usize, done: usize, at_once: usize },
     Folder { loader: Loader, files: Arc<Vec<PathBuf>>, folder: PathBuf },
 }
 
 impl Images {
-    fn open(args: &EmbedArgs, opened: &Opened, weights: &Path, threads: usize) -> Result<Images> {
-        if args.images.is_dir() {
-            return Images::folder(args, opened, weights, threads);
+    fn open(args: &EmbedArgs, network: &TrainedNetwork, from: &Path, threads: usize) -> Result<Images> {
+        if from.is_dir() {
+            return Images::folder(args, network, from, threads);
         }
-        let reader = Reader::open(&args.images)?;
+        let reader = Reader::open(from)?;
         let shape = reader
             .shape("images")
-            .ok_or_else(|| Error::file(&args.images, format!("holds no tensor `images`; it holds: {}", reader.names().join(", "))))?;
+            .ok_or_else(|| Error::file(from, format!("holds no tensor `images`; it holds: {}", reader.names().join(", "))))?;
         let kind = reader.kind("images")?;
         let [n, 3, h, w] = shape[..] else {
-            return Err(Error::file(&args.images, format!("`images` has shape {shape:?}; [N, 3, H, W] is wanted")));
+            return Err(Error::file(from, format!("`images` has shape {shape:?}; [N, 3, H, W] is wanted")));
         };
         if kind != Kind::Float {
-            return Err(Error::file(&args.images, format!("`images` is of type {kind:?}; f32, already normalised, is wanted")));
+            return Err(Error::file(from, format!("`images` is of type {kind:?}; f32, already normalised, is wanted")));
         }
         if (h.min(w) as usize) < LEAST_SIDE {
-            return Err(Error::file(&args.images, format!("images of {w} x {h} pixels; at least {LEAST_SIDE} x {LEAST_SIDE} are wanted")));
+            return Err(Error::file(from, format!("images of {w} x {h} pixels; at least {LEAST_SIDE} x {LEAST_SIDE} are wanted")));
         }
-        Ok(Images::File { reader, count: n as usize, done: 0, at_once: at_once((3 * h * w) as usize, threads) })
+        limits::side("the larger side of `images`", h.max(w)).map_err(|e| Error::file(from, e.to_string()))?;
+        let path = from.to_path_buf();
+        Ok(Images::File { reader, path, count: n as usize, done: 0, at_once: at_once((3 * h * w) as usize, threads) })
     }
 
-    fn folder(args: &EmbedArgs, opened: &Opened, weights: &Path, threads: usize) -> Result<Images> {
-        let transform = transform(args, opened, weights)?;
-        let files = Arc::new(data::images_below(&args.images)?);
+    fn folder(args: &EmbedArgs, network: &TrainedNetwork, folder: &Path, threads: usize) -> Result<Images> {
+        let transform = transform(args, network)?;
+        let files = Arc::new(data::images_below(folder)?);
         if files.is_empty() {
-            return Err(Error::file(&args.images, "holds no images (.jpg, .jpeg, .png)"));
+            return Err(Error::file(folder, "holds no images (.jpg, .jpeg, .png)"));
         }
         let split = Split::new(Pixels::Files(files.clone()), vec![0; files.len()]);
         let batch = at_once(transform.floats(), threads);
-        Ok(Images::Folder { loader: Loader::eval(&split, batch, transform), files, folder: args.images.clone() })
+        Ok(Images::Folder { loader: Loader::eval(&split, batch, transform), files, folder: folder.to_path_buf() })
     }
 
     fn count(&self) -> usize {
@@ -158,12 +224,15 @@ impl Images {
 
     fn next(&mut self) -> Result<Option<Tensor>> {
         match self {
-            Images::File { reader, count, done, at_once } => {
+            Images::File { reader, path, count, done, at_once } => {
                 let rows = (*count - *done).min(*at_once);
                 if rows == 0 {
                     return Ok(None);
                 }
                 let images = reader.rows("images", *done, rows)?;
+                if !bool::try_from(images.isfinite().all()).unwrap_or(false) {
+                    return Err(Error::file(path, format!("images {done} to {} hold a number that is not finite", *done + rows - 1)));
+                }
                 *done += rows;
                 Ok(Some(images))
             }
@@ -188,19 +257,20 @@ impl Images {
     }
 }
 
-/// What happens to the images of a folder: as the weights' metadata say, flags first.
-fn transform(args: &EmbedArgs, opened: &Opened, weights: &Path) -> Result<Transform> {
-    let meta = opened.meta.as_ref();
-    if let Some(meta) = meta.filter(|meta| meta.interpolation != "bilinear") {
-        return Err(Error::file(weights, format!("wants images resized by {}; only bilinear is there", meta.interpolation)));
+/// What happens to the images of a folder: as the network's metadata say, flags first.
+fn transform(args: &EmbedArgs, network: &TrainedNetwork) -> Result<Transform> {
+    let meta = &network.meta;
+    if meta.interpolation != "bilinear" {
+        return Err(Error::file(&network.file, format!("wants images resized by {}; only bilinear is there", meta.interpolation)));
     }
-    let size = args.size.unwrap_or(meta.map_or(opened.arch.image_size, |meta| meta.image_size) as usize);
+    let asked = args.size.map_or(meta.image_size, |size| i64::try_from(size).unwrap_or(i64::MAX));
+    let size = limits::side("the size of images", asked)?;
     let resize = args.resize.unwrap_or(if size <= SMALL { size } else { size * 8 / 7 });
     if size < LEAST_SIDE || resize < size {
         return Err(Error::input(format!(
             "--size {size} with --resize {resize}: a size of at least {LEAST_SIDE} and at most what is resized to is wanted"
         )));
     }
-    let normalisation = args.network.normalisation(opened, weights)?;
-    Ok(Transform { crop: Crop::Centre { resize }, ..Transform::plain(size, normalisation.mean, normalisation.std) })
+    limits::side("--resize", i64::try_from(resize).unwrap_or(i64::MAX))?;
+    Ok(Transform { crop: Crop::Centre { resize }, ..Transform::plain(size, meta.mean, meta.std) })
 }

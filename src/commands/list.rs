@@ -1,8 +1,10 @@
-//! What `mcl-train list` prints, straight from the registries and the folder of recipes.
+//! What `mcl-train list` prints, straight from the registries.
 
-use std::path::Path;
-
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::experiment::table::{PLANS, Scale};
+use crate::experiment::{self, cost};
+use crate::recipe::Recipe;
+use crate::recipe::shipped::RECIPES;
 use crate::report::{Cell, Table};
 use crate::{data, methods, nets};
 
@@ -27,10 +29,11 @@ pub fn archs() -> String {
 
 /// Every method, with the paper it is from.
 pub fn methods() -> String {
-    let mut table = Table::new("", &["name", "paper", "presets", "needs and ships"]);
+    let mut table = Table::new("", &["name", "paper", "presets", "counts in tables", "takes frozen networks", "needs and ships"]);
     for method in methods::METHODS {
         let presets = method.presets().collect::<Vec<_>>().join(", ");
-        table.push([method.name, method.about, &presets, method.needs].map(Cell::text).to_vec());
+        let frozen = method.frozen.words();
+        table.push([method.name, method.about, &presets, method.reported.words(), &frozen, method.needs].map(Cell::text).to_vec());
     }
     table.plain()
 }
@@ -42,21 +45,37 @@ pub fn datasets() -> String {
     table.plain()
 }
 
-/// The recipes below ./protocols/pretrain with the first line of their headers.
-pub fn recipes() -> Result<String> {
-    let folder = Path::new("protocols/pretrain");
-    let entries = std::fs::read_dir(folder)
-        .map_err(|e| Error::file(folder, format!("cannot be listed: {e}; recipes are found relative to the current folder")))?;
-    let mut found = vec![];
-    for entry in entries {
-        let path = entry.map_err(Error::io("cannot list", folder))?.path();
-        if path.extension().is_some_and(|e| e == "toml") {
-            let text = std::fs::read_to_string(&path).map_err(Error::open(&path))?;
-            found.push((path.display().to_string(), text.lines().next().unwrap_or_default().trim_start_matches("# ").to_string()));
+/// The plans of the paper's tables and figures: what each is, how many runs, and what they would take on this machine.
+pub fn plans() -> Result<String> {
+    let mut table = Table::new("", &["plan", "in the paper", "what it is", "runs, small", "takes here", "runs, paper", "takes here"]);
+    let (speed, mut counter) = (cost::speed(), cost::Counter::default());
+    for shipped in PLANS {
+        let plan = experiment::table::find(shipped.name)?;
+        let mut row = vec![Cell::text(shipped.name), Cell::text(&plan.label), Cell::text(&plan.title)];
+        for scale in [Scale::Small, Scale::Paper] {
+            let (cells, seeds) = (plan.cells(scale)?, plan.seeds(scale).len());
+            let mut macs = 0.0;
+            for cell in &cells {
+                macs += cost::multiply_adds(&cell.recipe, &mut counter)?;
+            }
+            row.extend([Cell::Count((cells.len() * seeds) as i64), Cell::text(cost::in_words(macs * seeds as f64 / speed))]);
         }
+        table.push(row);
     }
-    found.sort();
-    let mut table = Table::new("", &["recipe", "what it is"]);
-    found.into_iter().for_each(|(path, about)| table.push(vec![Cell::text(path), Cell::text(about)]));
-    Ok(table.plain())
+    Ok(format!("{}{ESTIMATED} `mcl-eval table PLAN --scale small|paper` runs one.\n", table.plain()))
 }
+
+/// The recipes that ship.
+pub fn recipes() -> Result<String> {
+    let mut table = Table::new("", &["recipe", "what it is", "takes here"]);
+    let (speed, mut counter) = (cost::speed(), cost::Counter::default());
+    for shipped in RECIPES {
+        let recipe = Recipe::parse(shipped.text, shipped.name, &[], &methods::names())?;
+        let seconds = cost::multiply_adds(&recipe, &mut counter)? / speed;
+        table.push(vec![Cell::text(shipped.name), Cell::text(shipped.about()), Cell::text(cost::in_words(seconds))]);
+    }
+    Ok(format!("{}{ESTIMATED}\n", table.plain()))
+}
+
+/// How times in lists come about.
+const ESTIMATED: &str = "Training alone, on the CPU, estimated from multiply-adds and a matrix product timed just now on all cores; networks with depthwise convolutions take longer.";

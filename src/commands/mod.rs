@@ -1,18 +1,23 @@
 //! The subcommands of `mcl-eval`: every measurement of the registry, and what is neither training nor measuring.
 
+mod beside;
+mod curve;
 pub mod data;
 pub mod doctor;
 pub mod embed;
 pub mod list;
+pub mod next;
 mod report;
 pub mod selftest;
+pub mod shell;
+mod table;
 
 use clap::{ArgMatches, FromArgMatches, Subcommand};
 
 use crate::error::{Error, Result};
 use crate::eval::Common;
 use crate::eval::measures::{MEASURES, Measure, Measurement, few_shot, one_line};
-use crate::experiment::{evidence, fractions};
+use crate::experiment::{evidence, fractions, transfer};
 use crate::export;
 use crate::report::{Cell, Table};
 
@@ -33,6 +38,12 @@ pub enum EvalCommand {
     /// A whole experiment.
     #[command(about = evidence::ABOUT)]
     Evidence(evidence::Args),
+    /// Many networks on other datasets.
+    #[command(about = transfer::ABOUT)]
+    Transfer(transfer::Args),
+    /// A table or figure of the paper.
+    #[command(about = table::ABOUT)]
+    Table(table::Args),
     /// Check that this build computes the objective, its gradients and the hypergradient right
     Selftest(selftest::SelftestArgs),
     /// Features, logits and stage maps of images
@@ -54,6 +65,8 @@ impl EvalCommand {
             EvalCommand::Export(args) => export::run(args, common),
             EvalCommand::Report(args) => report::run(args, common),
             EvalCommand::Evidence(args) => evidence::run(args, common),
+            EvalCommand::Transfer(args) => transfer::run(args, common),
+            EvalCommand::Table(args) => table::run(args, common),
             EvalCommand::Selftest(args) => selftest::run(args, common),
             EvalCommand::Embed(args) => embed::run(args, common),
             EvalCommand::Data(command) => data::run(command, common),

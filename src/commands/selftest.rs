@@ -1,5 +1,8 @@
 //! `mcl-eval selftest`: does this build, on this device, compute the right thing? The whole objective and its gradients against golden
-//! files in both modes and precisions, and the hypergradient against finite differences.
+//! files in both modes and precisions, and the hypergradient against finite differences. A device other than the CPU is compared with it,
+//! from single layers to training.
+
+mod against_cpu;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -22,6 +25,7 @@ use crate::nets::Outputs;
 use crate::optim::reverse_hg::{Adjoint, Buffers, Constants, Hvp, Unroll, hypergradient};
 use crate::optim::{Rule, grads};
 use crate::params::{Init, Params, Scope};
+use crate::system::progress::Progress;
 use crate::system::ranks::Ranks;
 
 /// Golden files of the package, made by tests/golden/make.py.
@@ -46,11 +50,11 @@ pub struct SelftestArgs {
 /// One comparison: the largest difference over the largest expected value.
 #[derive(Debug, Clone, Serialize)]
 pub struct Check {
-    /// The golden file, or `hypergradient`.
+    /// The golden file, `hypergradient`, or what of a device was compared with the CPU.
     pub source: String,
-    /// `paper` or `reference`.
+    /// `paper` or `reference`, or `cpu` where that is what a device is compared with.
     pub mode: String,
-    /// `f32` or `f64`.
+    /// `f32`, `f64`, `bf16` or `f16`.
     pub precision: &'static str,
     /// What was compared: a term of the objective, a gradient, lambda.
     pub term: String,
@@ -70,7 +74,9 @@ impl Check {
 /// Prints the largest error by term; fails when one is above its tolerance.
 pub fn run(args: &SelftestArgs, common: &Common) -> Result<()> {
     let device = format!("{:?}", common.device);
-    let checks = all(args.fixtures.as_deref(), common.device)?;
+    let progress = common.progress("checking the objective", 0, "parts");
+    let checks = all_watched(args.fixtures.as_deref(), common.device, &progress)?;
+    drop(progress);
     let bad: Vec<&Check> = checks.iter().filter(|c| !c.passed()).collect();
     if common.json {
         println!("{}", serde_json::json!({ "device": device, "passed": bad.is_empty(), "checks": checks }));
@@ -87,6 +93,12 @@ pub fn run(args: &SelftestArgs, common: &Common) -> Result<()> {
         }
         let allowed =
             format!("{F32_TOLERANCE:.0e} in f32, {F64_TOLERANCE:.0e} in f64, {HYPERGRADIENT_TOLERANCE:.0e} for the hypergradient");
+        for c in &bad {
+            println!(
+                "deviates: {} of {} ({}, {}): {:.1e}, accepted up to {:.0e}",
+                c.term, c.source, c.mode, c.precision, c.error, c.tolerance
+            );
+        }
         println!("{} of {} checks within tolerance ({allowed})", checks.len() - bad.len(), checks.len());
     }
     match bad.first() {
@@ -107,6 +119,10 @@ pub fn run(args: &SelftestArgs, common: &Common) -> Result<()> {
 
 /// Every check, from the files of `fixtures` or the built-in ones.
 pub fn all(fixtures: Option<&Path>, device: Device) -> Result<Vec<Check>> {
+    all_watched(fixtures, device, &Progress::new(true, "", 0, ""))
+}
+
+fn all_watched(fixtures: Option<&Path>, device: Device, progress: &Progress) -> Result<Vec<Check>> {
     let files: Vec<(String, Golden)> = match fixtures {
         None => SHIPPED.iter().map(|(name, bytes)| Ok((name.to_string(), Golden::read(Path::new(name), bytes)?))).collect::<Result<_>>()?,
         Some(dir) => read_folder(dir)?,
@@ -117,29 +133,37 @@ pub fn all(fixtures: Option<&Path>, device: Device) -> Result<Vec<Check>> {
     } else {
         &[(Kind::Float, "f32", F32_TOLERANCE), (Kind::Double, "f64", F64_TOLERANCE)]
     };
+    let modes = [(Mode::Paper, "paper"), (Mode::Reference, "reference")];
+    let hypergradients: &[(f64, f64, f64)] =
+        if device == Device::Mps { &[] } else { &[(0.0, 0.0, 0.0), (0.0, 0.9, 5e-3), (1.0, 0.0, 0.0), (1.0, 0.9, 5e-3)] };
+    progress.expect(files.len() * modes.len() * kinds.len() + hypergradients.len() + usize::from(device != Device::Cpu));
     let mut checks = vec![];
     for (source, golden) in &files {
-        for (mode, mode_name) in [(Mode::Paper, "paper"), (Mode::Reference, "reference")] {
+        for (mode, mode_name) in modes {
             for &(kind, precision, tolerance) in kinds {
                 for (term, error) in golden.errors(mode, mode_name, kind, device)? {
                     checks.push(Check { source: source.clone(), mode: mode_name.into(), precision, term, error, tolerance });
                 }
+                progress.add(1);
             }
         }
     }
-    if device != Device::Mps {
-        for (beta, momentum, weight_decay) in [(0.0, 0.0, 0.0), (0.0, 0.9, 5e-3), (1.0, 0.0, 0.0), (1.0, 0.9, 5e-3)] {
-            let error = hypergradient_error(device, beta, momentum, weight_decay)?;
-            let term = format!("d pi, beta={beta} mu={momentum} wd={weight_decay}");
-            checks.push(Check {
-                source: "hypergradient".into(),
-                mode: "paper".into(),
-                precision: "f64",
-                term,
-                error,
-                tolerance: HYPERGRADIENT_TOLERANCE,
-            });
-        }
+    for &(beta, momentum, weight_decay) in hypergradients {
+        let error = hypergradient_error(device, beta, momentum, weight_decay)?;
+        let term = format!("d pi, beta={beta} mu={momentum} wd={weight_decay}");
+        checks.push(Check {
+            source: "hypergradient".into(),
+            mode: "paper".into(),
+            precision: "f64",
+            term,
+            error,
+            tolerance: HYPERGRADIENT_TOLERANCE,
+        });
+        progress.add(1);
+    }
+    if device != Device::Cpu {
+        checks.extend(against_cpu::checks(device)?);
+        progress.add(1);
     }
     Ok(checks)
 }

@@ -8,6 +8,7 @@ use tch::Tensor;
 use super::picture::{Picture, Rect};
 use super::rand_augment::RandAugment;
 use crate::error::{Error, Result};
+use crate::limits;
 use crate::rng::Rng;
 
 /// The way from a stored image to `size` x `size` normalised floats.
@@ -134,14 +135,19 @@ impl Transform {
             }
             Crop::RandomResized { scale, ratio } => {
                 let part = resized_crop(image.height, image.width, scale, ratio, rng);
+                limits::resize((part.height, part.width), (size, size)).map_err(Error::input)?;
                 (Some(image.resize_part(part, size, size)), Window::default())
             }
             Crop::Centre { resize } => {
                 let (height, width) = shorter_to(image.height, image.width, resize);
+                limits::resize((image.height, image.width), (height, width)).map_err(Error::input)?;
                 let middle = |long: usize| ((long as f64 - size as f64) / 2.0).round_ties_even() as isize;
                 (Some(image.resize(height, width)), Window { top: middle(height), left: middle(width) })
             }
-            Crop::Stretch => (Some(image.resize(size, size)), Window::default()),
+            Crop::Stretch => {
+                limits::resize((image.height, image.width), (size, size)).map_err(Error::input)?;
+                (Some(image.resize(size, size)), Window::default())
+            }
         };
         let mirrored = self.flip && rng.r#gen::<bool>();
         let image = resized.as_ref().unwrap_or(image);
@@ -152,15 +158,65 @@ impl Transform {
                 write(&augment.apply(cropped, rng), Window::default(), false, table, size, out);
             }
         }
-        if self.erase > 0.0 && rng.gen_bool(self.erase) {
-            erase(size, rng, out);
+        if let Some(part) = self.erased(rng) {
+            part.write(size, out);
         }
         Ok(())
+    }
+
+    fn erased(&self, rng: &mut Rng) -> Option<Erased> {
+        if self.erase > 0.0 && rng.gen_bool(self.erase) { erase(self.size, rng) } else { None }
+    }
+
+    /// What `apply` draws for an image that is cropped but not resized, in its order.
+    pub(super) fn draw(&self, rng: &mut Rng) -> Drawn {
+        let mut offset = |pad: usize| rng.gen_range(0..=2 * pad) as isize - pad as isize;
+        let (top, left) = if let Crop::Pad { pad } = self.crop { (offset(pad), offset(pad)) } else { (0, 0) };
+        let mirrored = self.flip && rng.r#gen::<bool>();
+        Drawn { top, left, mirrored, erased: self.erased(rng) }
+    }
+}
+
+/// What was drawn for one view of an image.
+pub(super) struct Drawn {
+    /// Where the crop begins in the image.
+    pub top: isize,
+    /// Likewise.
+    pub left: isize,
+    /// Mirrored after the crop?
+    pub mirrored: bool,
+    /// What is erased last.
+    pub erased: Option<Erased>,
+}
+
+/// A rectangle and the noise in it, row by row.
+pub(super) struct Erased {
+    part: Rect,
+    /// Three numbers a pixel.
+    pub noise: Vec<f32>,
+}
+
+impl Erased {
+    /// Where the noise goes in an image of `size` x `size` x 3.
+    pub fn places(&self, size: usize) -> impl Iterator<Item = usize> {
+        let Rect { top, left, height, width } = self.part;
+        (top..top + height).flat_map(move |row| (row * size + left) * 3..(row * size + left + width) * 3)
+    }
+
+    fn write(&self, size: usize, out: &mut [f32]) {
+        self.places(size).zip(&self.noise).for_each(|(place, noise)| out[place] = *noise);
     }
 }
 
 /// See `Transform::table`: by byte, then channel, so that the three lookups of a grey pixel share a cache line.
 pub struct Table(Box<[[f32; 3]; 256]>);
+
+impl Table {
+    /// All of it, three numbers a byte.
+    pub(super) fn values(&self) -> &[f32] {
+        self.0.as_flattened()
+    }
+}
 
 /// Where the crop begins; what lies outside the image is black.
 #[derive(Default, Clone, Copy)]
@@ -216,19 +272,18 @@ fn cut(image: &Picture, window: Window, mirrored: bool, size: usize) -> Picture<
 }
 
 /// torchvision's RandomErasing with value "random": a rectangle of 2 to 33 % of the area becomes normal noise; ten tries to fit one.
-fn erase(size: usize, rng: &mut Rng, out: &mut [f32]) {
+fn erase(size: usize, rng: &mut Rng) -> Option<Erased> {
     for _ in 0..10 {
         let area = (size * size) as f64 * rng.gen_range(0.02..=0.33);
         let aspect = rng.gen_range(0.3f64.ln()..=3.3f64.ln()).exp();
         let (h, w) = ((area * aspect).sqrt().round_ties_even() as usize, (area / aspect).sqrt().round_ties_even() as usize);
         if h < size && w < size {
             let (top, left) = (rng.gen_range(0..=size - h), rng.gen_range(0..=size - w));
-            for row in out.chunks_exact_mut(size * 3).skip(top).take(h) {
-                row[left * 3..(left + w) * 3].iter_mut().for_each(|v| *v = StandardNormal.sample(rng));
-            }
-            return;
+            let noise = (0..3 * h * w).map(|_| StandardNormal.sample(rng)).collect();
+            return Some(Erased { part: Rect { top, left, height: h, width: w }, noise });
         }
     }
+    None
 }
 
 /// Views with another order of the batch mixed in: `weight` of an image's own label, the rest of the one in `labels`.
@@ -371,7 +426,9 @@ mod tests {
         let mut shares = vec![];
         for _ in 0..200 {
             let mut out = vec![9f32; 32 * 32 * 3];
-            erase(32, &mut rng, &mut out);
+            if let Some(part) = erase(32, &mut rng) {
+                part.write(32, &mut out);
+            }
             let erased: Vec<usize> = (0..1024).filter(|i| out[i * 3] != 9.0).collect();
             let (rows, columns): (Vec<usize>, Vec<usize>) = erased.iter().map(|i| (i / 32, i % 32)).unzip();
             let span = |v: &[usize]| v.iter().max().unwrap() - v.iter().min().unwrap() + 1;

@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::fetch::md5_of;
 use super::{DATASETS, Dataset, DatasetSpec, Options, Picture, Request, Split, find, roots};
 use crate::error::{Error, Result};
+use crate::system::progress::Progress;
 
 /// One dataset as `data list` shows it.
 #[derive(Debug, Serialize)]
@@ -105,10 +106,16 @@ pub struct HashCheck {
 
 /// Opens a dataset, decodes every file of it and compares it with what is published. An unreadable set is an error; see `Check::verdict`.
 pub fn check(name: &str, data: Option<&Path>, options: &Options) -> Result<Check> {
+    check_watched(name, data, options, &Progress::new(true, "", 0, ""))
+}
+
+/// The same; `progress` counts images.
+pub fn check_watched(name: &str, data: Option<&Path>, options: &Options, progress: &Progress) -> Result<Check> {
     let spec = find(name)?;
     let set = super::open(name, data, options)?;
+    progress.expect(set.train.len() + set.test.len());
     let official = spec.images.map_or([None; 2], |(train, test)| [Some(train), Some(test)]);
-    let splits = vec![look("train", &set, &set.train, official[0])?, look("test", &set, &set.test, official[1])?];
+    let splits = vec![look("train", &set, &set.train, official[0], progress)?, look("test", &set, &set.test, official[1], progress)?];
     let mut hashes = vec![];
     for &(file, published) in spec.md5s {
         let Some(path) = set.home.as_ref().map(|home| home.join(file)).filter(|path| path.is_file()) else { continue };
@@ -119,10 +126,11 @@ pub fn check(name: &str, data: Option<&Path>, options: &Options) -> Result<Check
     Ok(Check { name: spec.name, home: set.home, classes: set.classes.len(), splits, hashes, notes })
 }
 
-fn look(name: &'static str, set: &Dataset, split: &Split, official: Option<usize>) -> Result<SplitCheck> {
+fn look(name: &'static str, set: &Dataset, split: &Split, official: Option<usize>, progress: &Progress) -> Result<SplitCheck> {
     let size = |picture: &Picture| (picture.width, picture.height);
     let sizes: Vec<std::result::Result<(usize, usize), (PathBuf, String)>> = (0..split.len())
         .into_par_iter()
+        .inspect(|_| progress.add(1))
         .map(|i| match split.image(i) {
             Ok(picture) => Ok(Ok(size(&picture))),
             Err(Error::File { path, what }) => Ok(Err((path, what))),

@@ -5,18 +5,14 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{Archive, Dataset, DatasetSpec, OwnOptions, Pixels, Raw, Request, Split};
+use super::{Archive, Dataset, DatasetSpec, Pixels, Raw, Request, Split};
 use crate::error::{Error, Result};
+use crate::files;
 use crate::pickle;
 
 pub const CIFAR10: DatasetSpec = DatasetSpec {
-    name: "cifar10",
-    about: "CIFAR-10: 50,000 + 10,000 images of 32 x 32 in 10 classes",
-    open: |request| open(request, &TEN),
-    options: OwnOptions::NONE,
     compare: Some(|set| compare(set, &TEN)),
     layouts: &[("cifar-10-batches-bin", "data_batch_1.bin"), ("cifar-10-batches-py", "data_batch_1")],
-    recognise: |_| true,
     archives: &[
         Archive {
             folder: "cifar-10-batches-bin",
@@ -43,16 +39,12 @@ pub const CIFAR10: DatasetSpec = DatasetSpec {
         ("test_batch", "40351d587109b95175f43aff81a1287e"),
         ("batches.meta", "5ff9c542aee3614f3951f8cda6e48888"),
     ],
+    ..DatasetSpec::new("cifar10", "CIFAR-10: 50,000 + 10,000 images of 32 x 32 in 10 classes", |request| open(request, &TEN))
 };
 
 pub const CIFAR100: DatasetSpec = DatasetSpec {
-    name: "cifar100",
-    about: "CIFAR-100: 50,000 + 10,000 images of 32 x 32 in 100 classes",
-    open: |request| open(request, &HUNDRED),
-    options: OwnOptions::NONE,
     compare: Some(|set| compare(set, &HUNDRED)),
     layouts: &[("cifar-100-binary", "train.bin"), ("cifar-100-python", "train")],
-    recognise: |_| true,
     archives: &[
         Archive {
             folder: "cifar-100-binary",
@@ -75,6 +67,7 @@ pub const CIFAR100: DatasetSpec = DatasetSpec {
         ("test", "f0ef6b0ae62326f3e7ffdfab6717acfc"),
         ("meta", "7973b15100ade9c7d40fb424638fde48"),
     ],
+    ..DatasetSpec::new("cifar100", "CIFAR-100: 50,000 + 10,000 images of 32 x 32 in 100 classes", |request| open(request, &HUNDRED))
 };
 
 const BASE: &str = "https://www.cs.toronto.edu/~kriz/";
@@ -208,7 +201,7 @@ type Reader = fn(&Path, &Layout, &mut Vec<u8>, &mut Vec<i64>) -> Result<()>;
 
 fn read_binary(path: &Path, layout: &Layout, data: &mut Vec<u8>, labels: &mut Vec<i64>) -> Result<()> {
     let mut file = File::open(path).map_err(Error::open(path))?;
-    let size = file.metadata().map_err(Error::open(path))?.len();
+    let size = files::fits(path)?;
     let record = layout.label_bytes + IMAGE;
     if size == 0 || size % record as u64 != 0 {
         let whole = size / record as u64;
@@ -277,7 +270,7 @@ fn interleave(planes: &[u8], out: &mut Vec<u8>) {
 }
 
 fn unpickle(path: &Path) -> Result<pickle::Value> {
-    let bytes = std::fs::read(path).map_err(Error::open(path))?;
+    let bytes = files::read(path)?;
     pickle::read(&bytes).map(|(value, _)| value).map_err(|what| Error::file(path, format!("no pickle that can be read: {what}")))
 }
 

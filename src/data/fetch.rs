@@ -11,6 +11,7 @@ use md5::{Digest, Md5};
 use super::{DATASETS, roots};
 use crate::error::{Error, Result};
 use crate::files;
+use crate::system::progress::{Progress as Watched, clock_time};
 
 /// An official archive of a dataset.
 #[derive(Debug)]
@@ -72,20 +73,25 @@ pub fn bring(archive: &Archive, root: &Path, base: &str, quiet: bool) -> Result<
             archive.md5
         )));
     }
+    let unpacking = Watched::new(quiet, format!("unpacking {}", archive.file), 0, "files");
     let unpack = Unpacking(root.join(format!(".{}.unpack", archive.folder)));
     unpack.clear()?;
     fs::create_dir(&unpack.0).map_err(Error::io("cannot make", &unpack.0))?;
     file.seek(SeekFrom::Start(0)).map_err(Error::io("cannot read", &part))?;
+    let mut room = Room { left: UNPACKED * size_of(&file, &part)?.max(1 << 20) };
     if archive.file.ends_with(".zip") {
-        unzip(file, &part, &unpack.0)?
+        unzip(file, &part, &unpack.0, &mut room, &unpacking)?
     } else {
-        untar(file, &part, &unpack.0)?
+        untar(file, &part, &unpack.0, &mut room, &unpacking)?
     }
     let unpacked = unpack.0.join(archive.folder);
     if !unpacked.is_dir() {
         return Err(Error::failed(format!("{address}: no folder {} in it", archive.folder)));
     }
+    // On disk before it has the name by which it counts as whole; the name before the archive goes.
+    files::sync_tree(&unpacked)?;
     fs::rename(&unpacked, &home).map_err(Error::io("cannot make", &home))?;
+    files::sync_folder(root)?;
     fs::remove_file(&part).map_err(Error::io("cannot remove", &part))?;
     Ok(home)
 }
@@ -104,6 +110,18 @@ fn find(name: &str) -> Result<&'static Archive> {
             known: sets.chain(all().map(|a| a.folder)).collect::<Vec<_>>().join(", "),
         }
     })
+}
+
+/// How much larger than itself an archive may become; datasets of images hardly shrink.
+const UNPACKED: u64 = 20;
+
+/// Bytes that may still be unpacked.
+struct Room {
+    left: u64,
+}
+
+fn size_of(file: &File, path: &Path) -> Result<u64> {
+    file.metadata().map(|known| known.len()).map_err(Error::io("cannot read", path))
 }
 
 /// The folder an archive is unpacked in, gone when the work is done or has failed.
@@ -137,7 +155,7 @@ fn download(address: &str, file: &mut File, part: &Path, quiet: bool) -> Result<
         .http_status_as_error(false)
         .build()
         .into();
-    let mut progress = Progress::new(quiet);
+    let mut progress = Progress::new(quiet, address);
     let mut failures = 0;
     loop {
         let before = file.seek(SeekFrom::End(0)).map_err(Error::io("cannot write", part))?;
@@ -148,9 +166,14 @@ fn download(address: &str, file: &mut File, part: &Path, quiet: bool) -> Result<
         let size = file.metadata().map_err(Error::io("cannot read", part))?.len();
         failures = if size > before { 0 } else { failures + 1 };
         if failures == TRIES {
-            return Err(Error::failed(format!("{address}: {broken}; {size} bytes are kept, the same command continues from there")));
+            let kept = match size {
+                0 => "nothing was written; --mirror takes another address".to_string(),
+                _ => format!("{size} bytes are kept, the same command continues from there"),
+            };
+            return Err(Error::failed(format!("{address}: {broken}; {kept}")));
         }
-        progress.note(&format!("{broken}; trying again from byte {size}"));
+        let again = if size > 0 { format!(" from byte {size}") } else { String::new() };
+        progress.note(&format!("{broken}; trying again{again}"));
         std::thread::sleep(Duration::from_millis(250 << failures));
     }
     progress.done();
@@ -169,7 +192,7 @@ fn attempt(agent: &ureq::Agent, address: &str, file: &mut File, part: &Path, hav
     let request = if have > 0 { request.header("Range", format!("bytes={have}-")) } else { request };
     let response = match request.call() {
         Ok(response) => response,
-        Err(e) => return Ok(Attempt::Broken(e.to_string())),
+        Err(e) => return Ok(Attempt::Broken(format!("cannot be reached ({})", e.to_string().trim_start_matches("io: ")))),
     };
     let header = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());
     let length: Option<u64> = header("content-length").and_then(|text| text.parse().ok());
@@ -205,10 +228,13 @@ fn attempt(agent: &ureq::Agent, address: &str, file: &mut File, part: &Path, hav
     }
 }
 
-/// A bar on a terminal, a line now and then elsewhere.
+/// A bar on a terminal, a line now and then elsewhere; both with the name of what comes, how much of how much, how fast, and the time left.
 struct Progress {
     bar: Option<ProgressBar>,
     quiet: bool,
+    what: String,
+    /// Where this attempt began, and when.
+    start: (u64, Instant),
     total: Option<u64>,
     last: Instant,
 }
@@ -216,25 +242,29 @@ struct Progress {
 const BETWEEN_LINES: Duration = Duration::from_secs(10);
 
 impl Progress {
-    fn new(quiet: bool) -> Progress {
-        Progress { bar: None, quiet, total: None, last: Instant::now() }
+    fn new(quiet: bool, address: &str) -> Progress {
+        let what = address.rsplit('/').next().unwrap_or(address).to_string();
+        Progress { bar: None, quiet, what, start: (0, Instant::now()), total: None, last: Instant::now() }
     }
 
     fn start(&mut self, address: &str, at: u64, total: Option<u64>) {
         if self.quiet {
             return;
         }
-        self.total = total;
+        (self.start, self.total) = ((at, Instant::now()), total);
         if io::stderr().is_terminal() {
             let bar = self.bar.get_or_insert_with(|| {
-                let bar = ProgressBar::new(total.unwrap_or(0));
-                let style = "{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
-                bar.set_style(ProgressStyle::with_template(style).expect("a fixed template"));
-                bar
+                let known = "{prefix} {wide_bar} {bytes}/{total_bytes}, {bytes_per_sec}, {eta} left";
+                let style = if total.is_some() { known } else { "{prefix} {bytes}, {bytes_per_sec}" };
+                let style = ProgressStyle::with_template(style).expect("a fixed template").progress_chars("=> ");
+                ProgressBar::new(total.unwrap_or(0)).with_style(style).with_prefix(self.what.clone())
             });
             bar.set_position(at);
+            bar.reset_eta();
         } else {
-            eprintln!("{address}: from byte {at} of {}", total.map_or("?".to_string(), |t| t.to_string()));
+            let size = total.map_or(String::new(), |total| format!(", {:.1} MB", total as f64 / 1e6));
+            let from = if at > 0 { format!(", from byte {at}") } else { String::new() };
+            eprintln!("fetching {address}{size}{from}");
         }
     }
 
@@ -243,15 +273,18 @@ impl Progress {
             bar.set_position(at);
         } else if !self.quiet && self.last.elapsed() > BETWEEN_LINES {
             self.last = Instant::now();
-            let share = self.total.filter(|t| *t > 0).map_or(String::new(), |t| format!(" ({:.0} %)", at as f64 * 100.0 / t as f64));
-            eprintln!("{:.1} MB{share}", at as f64 / 1e6);
+            let rate = (at - self.start.0) as f64 / self.start.1.elapsed().as_secs_f64().max(1e-9);
+            let left = |total: u64| clock_time(total.saturating_sub(at) as f64 / rate.max(1e-9));
+            let of = self.total.map_or(String::new(), |total| format!(" of {:.1}", total as f64 / 1e6));
+            let left = self.total.map_or(String::new(), |total| format!(", {} left", left(total)));
+            eprintln!("{}: {:.1}{of} MB, {:.1} MB/s{left}", self.what, at as f64 / 1e6, rate / 1e6);
         }
     }
 
     fn note(&self, text: &str) {
         match &self.bar {
-            Some(bar) => bar.println(text),
-            None if !self.quiet => eprintln!("{text}"),
+            Some(bar) => bar.println(format!("{}: {text}", self.what)),
+            None if !self.quiet => eprintln!("{}: {text}", self.what),
             None => {}
         }
     }
@@ -290,41 +323,49 @@ fn hostile(archive: &Path, entry: &Path, why: &str) -> Error {
 }
 
 /// Writes one file of an archive. An entry that comes twice is refused with the rest: `create_new` follows no link and overwrites nothing.
-fn write_entry(content: &mut impl Read, to: &Path) -> Result<()> {
+fn write_entry(content: &mut impl Read, to: &Path, room: &mut Room) -> Result<()> {
     if let Some(parent) = to.parent() {
         fs::create_dir_all(parent).map_err(Error::io("cannot make", parent))?;
     }
     let mut out = File::create_new(to).map_err(Error::io("cannot write", to))?;
-    io::copy(content, &mut out).map_err(Error::io("cannot unpack", to))?;
+    let written = io::copy(&mut content.take(room.left + 1), &mut out).map_err(Error::io("cannot unpack", to))?;
+    room.left = room
+        .left
+        .checked_sub(written)
+        .ok_or_else(|| Error::failed(format!("{}: the archive unpacks to more than {UNPACKED} times its size", to.display())))?;
     Ok(())
 }
 
 /// Unpacks a .tar.gz of plain files and folders.
-fn untar(file: File, path: &Path, into: &Path) -> Result<()> {
+fn untar(file: File, path: &Path, into: &Path, room: &mut Room, progress: &Watched) -> Result<()> {
     let broken = |e: io::Error| Error::failed(format!("{}: {e}", path.display()));
-    let mut archive = tar::Archive::new(flate2::read::MultiGzDecoder::new(io::BufReader::with_capacity(1 << 18, file)));
+    // Long names are read into memory whole: the stream itself ends where the room does.
+    let stream = flate2::read::MultiGzDecoder::new(io::BufReader::with_capacity(1 << 18, file)).take(room.left);
+    let mut archive = tar::Archive::new(stream);
     for entry in archive.entries().map_err(broken)? {
         let mut entry = entry.map_err(broken)?;
         let name = entry.path().map_err(broken)?.into_owned();
         let to = place(into, &name).map_err(|why| hostile(path, &name, &why))?;
         match entry.header().entry_type() {
             tar::EntryType::Directory => fs::create_dir_all(&to).map_err(Error::io("cannot make", &to))?,
-            tar::EntryType::Regular | tar::EntryType::Continuous => write_entry(&mut entry, &to)?,
+            tar::EntryType::Regular | tar::EntryType::Continuous => write_entry(&mut entry, &to, room)?,
             tar::EntryType::XGlobalHeader => {}
             tar::EntryType::Symlink | tar::EntryType::Link => {
                 return Err(hostile(path, &name, "a link, which may lead out of the folder and which no dataset needs"));
             }
             _ => return Err(hostile(path, &name, "neither a file nor a folder")),
         }
+        progress.add(1);
     }
     Ok(())
 }
 
 /// Unpacks a .zip of plain files and folders.
-fn unzip(file: File, path: &Path, into: &Path) -> Result<()> {
+fn unzip(file: File, path: &Path, into: &Path, room: &mut Room, progress: &Watched) -> Result<()> {
     let broken = |e: zip::result::ZipError| Error::failed(format!("{}: {e}", path.display()));
     let mut archive = zip::ZipArchive::new(io::BufReader::with_capacity(1 << 18, file)).map_err(broken)?;
     const TYPE: u32 = 0o170_000;
+    progress.expect(archive.len());
     for i in 0..archive.len() {
         let mut entry = archive.by_index(i).map_err(broken)?;
         let name = PathBuf::from(entry.name());
@@ -332,9 +373,10 @@ fn unzip(file: File, path: &Path, into: &Path) -> Result<()> {
         match entry.unix_mode().map(|mode| mode & TYPE) {
             Some(0o120_000) => return Err(hostile(path, &name, "a link, which may lead out of the folder and which no dataset needs")),
             None | Some(0 | 0o100_000 | 0o040_000) if entry.is_dir() => fs::create_dir_all(&to).map_err(Error::io("cannot make", &to))?,
-            None | Some(0 | 0o100_000) => write_entry(&mut entry, &to)?,
+            None | Some(0 | 0o100_000) => write_entry(&mut entry, &to, room)?,
             Some(_) => return Err(hostile(path, &name, "neither a file nor a folder")),
         }
+        progress.add(1);
     }
     Ok(())
 }

@@ -1,25 +1,15 @@
 //! Any folder of class folders: with train/ and val/ (or test/), or one set of classes that is split by the seed.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 
 use serde::Deserialize;
 
-use super::imagenet::{CROP, MEAN, STD};
-use super::{Dataset, DatasetSpec, OwnOptions, Pixels, Request, Split, class_folders, sampler};
+use super::{Dataset, DatasetSpec, OwnOptions, Request, Split, class_folders, sampler};
 use crate::error::{Error, Result};
 
 pub const SPEC: DatasetSpec = DatasetSpec {
-    name: "image_folder",
-    about: "a folder of your own: CLASS/*.jpg, or train/CLASS/*.jpg and val/ or test/",
-    open,
     options: OwnOptions::of::<Own>(),
-    compare: None,
-    layouts: &[],
-    recognise: |_| true,
-    archives: &[],
-    images: None,
-    md5s: &[],
+    ..DatasetSpec::new("image_folder", "a folder of your own: CLASS/*.jpg, or train/CLASS/*.jpg and val/ or test/", open)
 };
 
 /// Its own keys in `[data]`, for a folder that has no split.
@@ -52,31 +42,12 @@ fn open(request: &Request) -> Result<Dataset> {
     let home = if home.join("image_folder").is_dir() { home.join("image_folder") } else { home.clone() };
     let train = home.join("train");
     let test = ["val", "test"].map(|part| home.join(part)).into_iter().find(|dir| dir.is_dir());
-    let (classes, train, test) = match (train.is_dir(), test) {
-        (true, Some(test)) => with_split(&train, &test)?,
+    let parts = match (train.is_dir(), test) {
+        (true, Some(test)) => class_folders::train_and_test(&train, &test)?,
         (true, None) => return Err(Error::file(home, "a train folder without a val or test folder beside it")),
         (false, _) => without_split(&home, &own)?,
     };
-    Ok(Dataset {
-        name: request.spec.name,
-        train,
-        test,
-        classes,
-        mean: MEAN,
-        std: STD,
-        image_size: request.options.size.unwrap_or(CROP),
-        one_size: false,
-        home: Some(home),
-    })
-}
-
-fn with_split(train: &Path, test: &Path) -> Result<(Vec<String>, Split, Split)> {
-    let classes = class_folders::class_names(train)?;
-    if let Some(stranger) = class_folders::class_names(test)?.iter().find(|class| !classes.contains(class)) {
-        return Err(Error::file(test.join(stranger), format!("a class that {} does not have", train.display())));
-    }
-    let (train, test) = (files(train, &classes)?, files(test, &classes)?);
-    Ok((classes, train, test))
+    Ok(class_folders::photos(request, home, parts))
 }
 
 fn without_split(home: &Path, own: &Own) -> Result<(Vec<String>, Split, Split)> {
@@ -84,16 +55,11 @@ fn without_split(home: &Path, own: &Own) -> Result<(Vec<String>, Split, Split)> 
     if classes.is_empty() {
         return Err(Error::file(home, "no class folders in it; CLASS/*.jpg, or train/CLASS/*.jpg and val/CLASS/*.jpg, are expected"));
     }
-    let all = files(home, &classes)?;
+    let all = class_folders::split(home, &classes)?;
     if let Some((class, n)) = classes.iter().zip(all.counts(classes.len())).find(|(_, n)| *n < 2) {
         return Err(Error::file(home.join(class), format!("{n} image(s); a class needs at least 2 to be split for training and testing")));
     }
     let test = sampler::stratified(&all.labels, own.test_share, own.seed);
     let train: Vec<usize> = (0..all.len()).filter(|i| test.binary_search(i).is_err()).collect();
     Ok((classes, all.subset(&train), all.subset(&test)))
-}
-
-fn files(dir: &Path, classes: &[String]) -> Result<Split> {
-    let (files, labels): (Vec<PathBuf>, Vec<i64>) = class_folders::labelled(dir, classes)?;
-    Ok(Split::new(Pixels::Files(Arc::new(files)), labels))
 }

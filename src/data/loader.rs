@@ -1,15 +1,17 @@
 //! Split + order + transform -> batches, made ahead of their use by one thread.
 
 use std::ops::Range;
+use std::rc::Rc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
 use rand::{RngCore, SeedableRng};
 use rayon::prelude::*;
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use super::augment::{Table, Transform};
-use super::{Batch, Pixels, Split};
+use super::resident::{Plan, Resident};
+use super::{Batch, Pixels, Placed, Split, packed};
 use crate::error::{Error, Result};
 use crate::rng::{self, Rng};
 use crate::system::ranks::Ranks;
@@ -22,16 +24,20 @@ pub struct Loader {
     batches: Option<Receiver<Result<Made>>>,
     thread: Option<JoinHandle<()>>,
     left: usize,
+    /// The pixels, where they are on a device already.
+    resident: Option<Rc<Resident>>,
 }
 
 impl Loader {
     /// `order` holds places in the split, batch by batch; `first` is the batch to start at. Every view is an augmentation of its own.
     pub fn new(split: &Split, order: Vec<Vec<u32>>, transform: Transform, views: usize, seed: u64, epoch: u64, first: usize) -> Loader {
         let table = transform.table();
-        Loader::start(Maker { split: split.clone(), transform, table, views, seed, epoch, ranks: Ranks::ALONE }, order, first)
+        let (ranks, device, planned) = (Ranks::ALONE, Device::Cpu, false);
+        Loader::start(Maker { split: split.clone(), transform, table, views, seed, epoch, ranks, device, planned }, order, first)
     }
 
-    /// The same batches, of each the part that falls to this rank (`Ranks::part`): all ranks' parts are what `new` makes.
+    /// The same batches, of each the part that falls to this rank (`Ranks::part`): all ranks' parts are what `new` makes. For a CUDA device
+    /// they are in pinned memory, for `next_on` to send; where its pixels are there already, only what was drawn is.
     #[allow(clippy::too_many_arguments)]
     pub fn of_rank(
         split: &Split,
@@ -42,9 +48,14 @@ impl Loader {
         epoch: u64,
         first: usize,
         ranks: Ranks,
+        device: Device,
+        resident: Option<Rc<Resident>>,
     ) -> Loader {
-        let table = transform.table();
-        Loader::start(Maker { split: split.clone(), transform, table, views, seed, epoch, ranks }, order, first)
+        let (table, planned) = (transform.table(), resident.is_some());
+        let maker = Maker { split: split.clone(), transform, table, views, seed, epoch, ranks, device, planned };
+        let mut loader = Loader::start(maker, order, first);
+        loader.resident = resident;
+        loader
     }
 
     fn start(maker: Maker, order: Vec<Vec<u32>>, first: usize) -> Loader {
@@ -60,7 +71,27 @@ impl Loader {
                 }
             }
         });
-        Loader { batches: Some(batches), thread: Some(thread), left }
+        Loader { batches: Some(batches), thread: Some(thread), left, resident: None }
+    }
+
+    /// The next batch on a device. Nobody waits for the copy.
+    pub fn next_on(&mut self, device: Device) -> Option<Result<Placed>> {
+        let made = self.made()?;
+        Some(made.map(|mut made| match (made.plan.take(), &self.resident) {
+            (Some(plan), Some(resident)) => resident.place(&plan),
+            _ => Placed::on(device, &made.batch()),
+        }))
+    }
+
+    fn made(&mut self) -> Option<Result<Made>> {
+        if self.left == 0 {
+            return None;
+        }
+        let made = self.batches.as_ref().expect("open until the loader is dropped").recv();
+        let made = made.unwrap_or_else(|_| Err(Error::failed("the thread that makes batches has died")));
+        // After a fault there is nothing more to come.
+        self.left = if made.is_ok() { self.left - 1 } else { 0 };
+        Some(made)
     }
 
     /// All images in the order of the split, the last batch possibly short.
@@ -73,15 +104,13 @@ impl Loader {
 impl Iterator for Loader {
     type Item = Result<Batch>;
 
+    /// In host memory. A loader of planned batches has none there: `next_on` is for those.
     fn next(&mut self) -> Option<Result<Batch>> {
-        if self.left == 0 {
-            return None;
-        }
-        let batch = self.batches.as_ref().expect("open until the loader is dropped").recv();
-        let batch = batch.unwrap_or_else(|_| Err(Error::failed("the thread that makes batches has died")));
-        // After a fault there is nothing more to come.
-        self.left = if batch.is_ok() { self.left - 1 } else { 0 };
-        Some(batch.map(Made::batch))
+        let made = self.made()?;
+        Some(made.and_then(|made| match made.plan {
+            Some(_) => Err(Error::failed("a batch of pixels that are on a device was asked for in host memory")),
+            None => Ok(made.batch()),
+        }))
     }
 
     /// As many batches as are still to come, fewer after a fault.
@@ -110,10 +139,17 @@ struct Made {
     labels: Vec<i64>,
     index: Vec<i64>,
     noise: u64,
+    /// All of it in pinned memory, for a CUDA device.
+    piece: Option<Tensor>,
+    /// Instead of all of it, where the pixels are on the device.
+    plan: Option<Plan>,
 }
 
 impl Made {
     fn batch(self) -> Batch {
+        if let Some(piece) = &self.piece {
+            return packed::unpack(piece, self.views.len(), self.shape, self.noise);
+        }
         let views = self.views.iter().map(|view| Tensor::from_slice(view).view(self.shape).permute([0, 3, 1, 2])).collect();
         Batch { views, labels: Tensor::from_slice(&self.labels), index: Tensor::from_slice(&self.index), noise: self.noise }
     }
@@ -128,6 +164,10 @@ struct Maker {
     epoch: u64,
     /// Who make a batch together.
     ranks: Ranks,
+    /// Where it will be used.
+    device: Device,
+    /// Are the pixels there already?
+    planned: bool,
 }
 
 impl Maker {
@@ -135,30 +175,44 @@ impl Maker {
         let part = self.ranks.part(indices.len());
         let side = self.transform.size as i64;
         let shape = [part.len() as i64, side, side, 3];
-        let views = self.floats(at, indices, part.clone())?;
-        let indices = &indices[part];
-        let labels = indices.iter().map(|&i| self.split.labels[i as usize]).collect();
-        let index = indices.iter().map(|&i| i64::from(i)).collect();
+        let own = &indices[part.clone()];
+        let labels: Vec<i64> = own.iter().map(|&i| self.split.labels[i as usize]).collect();
+        let index: Vec<i64> = own.iter().map(|&i| i64::from(i)).collect();
         let mut noise = rng::stream(self.seed, "noise", &[self.epoch, at]).next_u64();
         // What is dropped or drawn for one rank's images is not what is dropped for another's.
         if !self.ranks.leads() {
             noise = rng::derive(noise, "rank", self.ranks.rank() as u64);
         }
-        Ok(Made { views, shape, labels, index, noise })
+        if self.planned {
+            let rows: Vec<i64> = own.iter().map(|&i| i64::from(self.split.rows[i as usize])).collect();
+            let streams = self.seeds(at, indices.len(), part);
+            let streams = streams.into_iter().map(|view| view.into_iter().map(Rng::seed_from_u64).collect()).collect();
+            let plan = Some(Plan::draw(&self.transform, &index, &labels, &rows, streams, noise));
+            return Ok(Made { views: vec![], shape, labels, index, noise, piece: None, plan });
+        }
+        let mut views = self.floats(at, indices, part)?;
+        let piece = self.device.is_cuda().then(|| packed::pack(&index, &labels, &views));
+        if piece.is_some() {
+            views.iter_mut().for_each(|view| *view = vec![]);
+        }
+        Ok(Made { views, shape, labels, index, noise, piece, plan: None })
+    }
+
+    /// One seed for each view and image in `part` of a batch, so that images may be made in any order.
+    fn seeds(&self, at: u64, images: usize, part: Range<usize>) -> Vec<Vec<u64>> {
+        let view = |view: u64| {
+            let mut stream = rng::stream(self.seed, "augment", &[self.epoch, at, view]);
+            let all: Vec<u64> = (0..images).map(|_| stream.next_u64()).collect();
+            all[part.clone()].to_vec()
+        };
+        (0..self.views as u64).map(view).collect()
     }
 
     /// The pixels of every view of the images in `part`, [part, size, size, 3].
     fn floats(&self, at: u64, indices: &[u32], part: Range<usize>) -> Result<Vec<Vec<f32>>> {
         let size = self.transform.floats();
         let mut views = vec![vec![0f32; part.len() * size]; self.views];
-        // One seed an image and view, so that images may be made in any order.
-        let seeds: Vec<Vec<u64>> = (0..self.views as u64)
-            .map(|view| {
-                let mut stream = rng::stream(self.seed, "augment", &[self.epoch, at, view]);
-                let all: Vec<u64> = indices.iter().map(|_| stream.next_u64()).collect();
-                all[part.clone()].to_vec()
-            })
-            .collect();
+        let seeds = self.seeds(at, indices.len(), part.clone());
         let indices = &indices[part];
         let mut rows: Vec<Vec<&mut [f32]>> = indices.iter().map(|_| Vec::with_capacity(self.views)).collect();
         for view in &mut views {

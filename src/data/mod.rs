@@ -15,8 +15,10 @@ mod image_folder;
 pub mod imagenet;
 mod loader;
 mod options;
+mod packed;
 mod picture;
 pub mod rand_augment;
+mod resident;
 pub mod sampler;
 mod stl10;
 mod synthetic;
@@ -31,6 +33,7 @@ use serde::de::DeserializeOwned;
 use tch::Tensor;
 
 use crate::error::{Error, Result};
+use crate::limits::{self, Need};
 use crate::registry;
 
 pub use augment::{Mix, Transform};
@@ -40,6 +43,7 @@ pub use loader::Loader;
 pub use options::{Options, OwnOptions, Task};
 pub use picture::{Picture, Rect};
 pub use rand_augment::RandAugment;
+pub use resident::Resident;
 
 /// All a dataset file exports.
 pub struct DatasetSpec {
@@ -63,6 +67,24 @@ pub struct DatasetSpec {
     pub images: Option<(usize, usize)>,
     /// Published checksums of files in its folder.
     pub md5s: &'static [(&'static str, &'static str)],
+}
+
+impl DatasetSpec {
+    /// A dataset that no archive, layout or checksum is published of; files add what they know.
+    const fn new(name: &'static str, about: &'static str, open: fn(&Request) -> Result<Dataset>) -> DatasetSpec {
+        DatasetSpec {
+            name,
+            about,
+            open,
+            options: OwnOptions::NONE,
+            compare: None,
+            layouts: &[],
+            recognise: |_| true,
+            archives: &[],
+            images: None,
+            md5s: &[],
+        }
+    }
 }
 
 /// Every dataset by its name in recipes and on the command line.
@@ -274,9 +296,16 @@ impl Split {
         if matches!(&self.pixels, Pixels::Memory(raw) if raw.height == side && raw.width == side) {
             return Ok(self.clone());
         }
+        limits::side("image_size", side as i64)?;
+        Need::new()
+            .and(format!("{} images in memory", self.len()), limits::stored_images(self.len(), side))
+            .check(&format!("image_size = {side}"))?;
         let mut data = vec![0; self.len() * side * side * 3];
         data.par_chunks_mut(side * side * 3).enumerate().try_for_each(|(i, out)| {
-            out.copy_from_slice(&self.image(i)?.resize(side, side).data);
+            let image = self.image(i)?;
+            let fits = limits::resize((image.height, image.width), (side, side));
+            fits.map_err(|what| self.path(i).map_or_else(|| Error::input(&what), |path| Error::file(path, &what)))?;
+            out.copy_from_slice(&image.resize(side, side).data);
             Ok::<(), Error>(())
         })?;
         Ok(Split::new(Pixels::Memory(Arc::new(Raw { height: side, width: side, data })), self.labels.to_vec()))
@@ -330,14 +359,58 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// Other handles onto the same images.
+    pub fn shallow_clone(&self) -> Batch {
+        Batch {
+            views: self.views.iter().map(Tensor::shallow_clone).collect(),
+            labels: self.labels.shallow_clone(),
+            index: self.index.shallow_clone(),
+            noise: self.noise,
+        }
+    }
+
+    /// The batch as the loader has it for a CUDA device: in one piece of pinned memory. Views are f32.
+    pub fn pinned(&self) -> Batch {
+        let numbers = |t: &Tensor| Vec::<i64>::try_from(t).expect("int64 of one dimension");
+        let rows = |t: &Tensor| Vec::<f32>::try_from(t.permute([0, 2, 3, 1]).contiguous().view([-1])).expect("f32");
+        let size = self.views[0].size();
+        let views: Vec<Vec<f32>> = self.views.iter().map(rows).collect();
+        let piece = packed::pack(&numbers(&self.index), &numbers(&self.labels), &views);
+        packed::unpack(&piece, views.len(), [size[0], size[2], size[3], size[1]], self.noise)
+    }
+
     /// The batch where the networks are.
     pub fn to_device(&self, device: tch::Device) -> Batch {
+        if device.is_cuda()
+            && let Some(batch) = packed::send(self, device)
+        {
+            return batch;
+        }
         Batch {
             views: self.views.iter().map(|v| v.to_device(device)).collect(),
             labels: self.labels.to_device(device),
             index: self.index.to_device(device),
             noise: self.noise,
         }
+    }
+}
+
+/// A batch where the networks are, and its labels and places in host memory too if they came from there: methods draw by them, and
+/// reading them back would stop a device.
+#[derive(Debug)]
+pub struct Placed {
+    /// All of it where the networks are.
+    pub batch: Batch,
+    /// As `Batch::labels`.
+    pub labels: Tensor,
+    /// As `Batch::index`.
+    pub index: Tensor,
+}
+
+impl Placed {
+    /// The batch brought to a device.
+    pub fn on(device: tch::Device, given: &Batch) -> Placed {
+        Placed { batch: given.to_device(device), labels: given.labels.shallow_clone(), index: given.index.shallow_clone() }
     }
 }
 

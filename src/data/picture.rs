@@ -6,6 +6,8 @@ use std::path::Path;
 use image::ImageReader;
 
 use crate::error::{Error, Result};
+use crate::files;
+use crate::limits;
 
 /// RGB, [height, width, 3].
 #[derive(Debug, Clone, PartialEq)]
@@ -34,7 +36,7 @@ pub struct Rect {
 impl Picture<'static> {
     /// Decodes a JPEG or PNG file by what it contains, not by its name (ImageNet has a PNG called .JPEG); grey and CMYK become RGB.
     pub fn open(path: &Path) -> Result<Picture<'static>> {
-        let bytes = std::fs::read(path).map_err(Error::open(path))?;
+        let bytes = files::read(path)?;
         Picture::decode(&bytes).map_err(|what| Error::file(path, what))
     }
 
@@ -48,6 +50,10 @@ impl Picture<'static> {
         if reader.format() == Some(image::ImageFormat::Jpeg) && !has_end(bytes) {
             return Err("a JPEG that ends before its picture does".to_string());
         }
+        // What the file promises is read before a pixel is made.
+        let promised = reader.into_dimensions().map_err(|e| format!("cannot be decoded: {e}"))?;
+        limits::picture(promised.0, promised.1)?;
+        let reader = ImageReader::new(std::io::Cursor::new(bytes)).with_guessed_format().expect("reading from memory");
         let image = reader.decode().map_err(|e| format!("cannot be decoded: {e}"))?.into_rgb8();
         Ok(Picture { height: image.height() as usize, width: image.width() as usize, data: Cow::Owned(image.into_raw()) })
     }

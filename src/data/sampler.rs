@@ -6,7 +6,7 @@ use std::path::Path;
 
 use rand::seq::{SliceRandom, index};
 
-use super::Sampling;
+use super::{Sampling, Split};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::rng;
@@ -22,9 +22,16 @@ pub fn epoch(labels: &[i64], sampling: Sampling, batch: usize, seed: u64, epoch:
     }
 }
 
-/// An epoch's batches for this many ranks, who take equal parts of each: images of a short last batch that do not divide are left out.
-/// `whole`: contrast samples are gathered, so a class may be split between ranks.
-pub fn for_ranks(mut order: Vec<Vec<u32>>, labels: &[i64], sampling: Sampling, ranks: usize, whole: bool) -> Result<Vec<Vec<u32>>> {
+/// An epoch's batches as networks can train on them, this many ranks together.
+///
+/// Ranks take equal parts of each batch: images of a short last batch that do not divide are left out. A last batch that would leave a
+/// rank one image joins the batch before it: no variance can be taken from one image (BatchNorm's would be 0/0). `whole`: contrast
+/// samples are gathered, so a class may be split between ranks.
+pub fn for_training(mut order: Vec<Vec<u32>>, labels: &[i64], sampling: Sampling, ranks: usize, whole: bool) -> Result<Vec<Vec<u32>>> {
+    if order.len() > 1 && order.last().is_some_and(|last| last.len() / ranks == 1) {
+        let last = order.pop().unwrap_or_default();
+        order.last_mut().expect("there are two").extend(last);
+    }
     if ranks == 1 {
         return Ok(order);
     }
@@ -100,6 +107,16 @@ pub fn stratified(labels: &[i64], fraction: f64, seed: u64) -> Vec<usize> {
     parts(labels, seed, "fraction", keep).0
 }
 
+/// What a run learns from and what it holds out: `holdout` images of every class by seed first, then `fraction` of the rest.
+pub fn for_run(split: &Split, fraction: f64, per_class: usize, seed: u64) -> Result<(Split, Option<Split>)> {
+    let (kept, held) = holdout(&split.labels, per_class, seed)?;
+    let mut train = split.subset(&kept);
+    if fraction < 1.0 {
+        train = train.subset(&stratified(&train.labels, fraction, seed));
+    }
+    Ok((train, (per_class > 0).then(|| split.subset(&held))))
+}
+
 /// (training part, held-out part) with `per_class` images of every class held out, each in the order of the split.
 pub fn holdout(labels: &[i64], per_class: usize, seed: u64) -> Result<(Vec<usize>, Vec<usize>)> {
     let smallest = by_class(labels).into_iter().min_by_key(|(_, members)| members.len());
@@ -152,6 +169,6 @@ fn lines(indices: &[usize]) -> String {
 pub fn write_index(path: &Path, indices: &[usize]) -> Result<String> {
     let lines = lines(indices);
     let hash = files::sha256(lines.as_bytes());
-    std::fs::write(path, format!("# sha256 of the lines below: {hash}\n{lines}")).map_err(Error::io("cannot write", path))?;
+    files::write(path, format!("# sha256 of the lines below: {hash}\n{lines}").as_bytes())?;
     Ok(hash)
 }

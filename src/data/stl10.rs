@@ -5,15 +5,11 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::{Archive, Dataset, DatasetSpec, OwnOptions, Pixels, Raw, Request, Split};
+use super::{Archive, Dataset, DatasetSpec, Pixels, Raw, Request, Split};
 use crate::error::{Error, Result};
+use crate::files;
 
 pub const SPEC: DatasetSpec = DatasetSpec {
-    name: "stl10",
-    about: "STL-10: 5,000 + 8,000 images of 96 x 96 in 10 classes",
-    open,
-    options: OwnOptions::NONE,
-    compare: None,
     layouts: &[("stl10_binary", "train_X.bin")],
     recognise: is_stl10,
     archives: &[Archive {
@@ -30,6 +26,7 @@ pub const SPEC: DatasetSpec = DatasetSpec {
         ("test_X.bin", "7f263ba9f9e0b06b93213547f721ac82"),
         ("test_y.bin", "36f9794fa4beb8a2c72628de14fa638e"),
     ],
+    ..DatasetSpec::new("stl10", "STL-10: 5,000 + 8,000 images of 96 x 96 in 10 classes", open)
 };
 
 const CLASSES: usize = 10;
@@ -66,8 +63,8 @@ fn open(request: &Request) -> Result<Dataset> {
 
 /// The number of images follows from the file's size.
 fn split(images: &Path, labels: &Path) -> Result<Split> {
-    let mut data = std::fs::read(images).map_err(Error::open(images))?;
-    let stored = std::fs::read(labels).map_err(Error::open(labels))?;
+    let mut data = files::read(images)?;
+    let stored = files::read(labels)?;
     if data.is_empty() || data.len() % IMAGE != 0 {
         let what =
             format!("{} bytes are no whole number of {IMAGE}-byte images ({} and a part): truncated?", data.len(), data.len() / IMAGE);

@@ -12,19 +12,12 @@ use serde::Deserialize;
 
 use super::{Dataset, DatasetSpec, OwnOptions, Pixels, Raw, Request, Split, Task};
 use crate::error::{Error, Result};
+use crate::limits::{self, Need};
 use crate::rng::{self, Rng};
 
 pub const SPEC: DatasetSpec = DatasetSpec {
-    name: "synthetic",
-    about: "drawn images, nothing to download: a source task (32 classes) and a transfer task (16 others)",
-    open,
     options: OwnOptions::of::<Own>(),
-    compare: None,
-    layouts: &[],
-    recognise: |_| true,
-    archives: &[],
-    images: None,
-    md5s: &[],
+    ..DatasetSpec::new("synthetic", "drawn images, nothing to download: a source task (32 classes) and a transfer task (16 others)", open)
 };
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -93,7 +86,13 @@ fn open(request: &Request) -> Result<Dataset> {
     if side < SMALLEST || per_class == 0 {
         return Err(Error::input(format!("synthetic: size {side} and {per_class} images a class; at least {SMALLEST} and 1 are needed")));
     }
+    limits::side("synthetic: size", side as i64)?;
     let (shapes, textures) = families(options.task);
+    let drawn = shapes.len() * textures.len();
+    limits::count("synthetic: per_class", per_class, 1, limits::MOST_ROUNDS)?;
+    Need::new()
+        .and(format!("{drawn} classes"), limits::stored_images(drawn * (per_class + (per_class / 3).max(1)), side))
+        .check(&format!("synthetic: {per_class} images a class of {side} x {side} pixels"))?;
     let pairs: Vec<(Shape, Texture)> = shapes.iter().flat_map(|&shape| textures.iter().map(move |&texture| (shape, texture))).collect();
     let (name, task) = match options.task {
         Task::Source => ("source", 0),

@@ -4,17 +4,11 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{Archive, Dataset, DatasetSpec, OwnOptions, Pixels, Request, Split, class_folders};
+use super::{Archive, Dataset, DatasetSpec, Pixels, Request, Split, class_folders};
 use crate::error::{Error, Result};
 
 pub const SPEC: DatasetSpec = DatasetSpec {
-    name: "tiny_imagenet",
-    about: "Tiny-ImageNet: 100,000 + 10,000 images of 64 x 64 in 200 classes",
-    open,
-    options: OwnOptions::NONE,
-    compare: None,
     layouts: &[("tiny-imagenet-200", "wnids.txt")],
-    recognise: |_| true,
     archives: &[Archive {
         folder: "tiny-imagenet-200",
         file: "tiny-imagenet-200.zip",
@@ -23,7 +17,7 @@ pub const SPEC: DatasetSpec = DatasetSpec {
         megabytes: 248,
     }],
     images: Some((100_000, 10_000)),
-    md5s: &[],
+    ..DatasetSpec::new("tiny_imagenet", "Tiny-ImageNet: 100,000 + 10,000 images of 64 x 64 in 200 classes", open)
 };
 
 fn open(request: &Request) -> Result<Dataset> {

@@ -24,12 +24,15 @@ pub(crate) fn logits(network: &TrainedNetwork, target: &TargetDataset, image_siz
         )));
     }
     let prepared = Prepared::new(&target.dataset, network, network.image_size(image_size))?;
-    let mut extractor = network.extractor(common);
+    let mut extractor = network.extractor(common)?;
+    let progress = common.progress(format!("{}: answers", network.name), prepared.dataset.test.len(), "images");
     let mut parts = vec![];
     for batch in Loader::eval(&prepared.dataset.test, BATCH, prepared.transform) {
-        parts.push(extractor.extract(&batch?.views[0], false)?.logit().shallow_clone());
+        let logits = extractor.extract(&batch?.views[0], false)?.logit().shallow_clone();
+        progress.add(logits.size()[0] as usize);
+        parts.push(logits);
     }
-    drop(extractor);
+    drop((extractor, progress));
     network.check_unchanged()?;
     Ok(Tensor::cat(&parts, 0))
 }

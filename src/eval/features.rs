@@ -1,20 +1,22 @@
-//! Features of whole splits, extracted once and kept by content: weights, preprocessing, images and precision are the key, so a cached
+//! Features of whole splits, extracted once and kept by content: weights, preprocessing, images, class of device and precision are the key, so a cached
 //! set is never stale. Probe, kNN, few-shot and t-SNE share it.
 
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::Common;
 use super::dataset::TargetDataset;
+use super::feature_file::{FeatureFile, Part};
 use super::network::TrainedNetwork;
 use crate::data::augment::Crop;
 use crate::data::{Dataset, Loader, Pixels, Split, Transform};
 use crate::error::{Error, Result};
+use crate::limits::{self, Need};
 
 /// Changes when the numbers of a forward pass change for another reason than weights and inputs.
-const VERSION: &str = "2";
+const VERSION: &str = "3";
 const BATCH: usize = 256;
 /// Images up to this side are resized once and kept in memory; larger ones are resized batch by batch.
 pub(crate) const SMALL: usize = 64;
@@ -57,13 +59,22 @@ fn folder() -> Option<PathBuf> {
 pub(crate) struct Prepared {
     pub(crate) dataset: Dataset,
     pub(crate) transform: Transform,
+    /// Before its images were brought to the size: their files have names.
+    original: Dataset,
 }
 
 impl Prepared {
     pub(crate) fn new(dataset: &Dataset, network: &TrainedNetwork, side: usize) -> Result<Prepared> {
         let (mean, std) = (network.meta.mean, network.meta.std);
+        limits::side("image_size", side as i64)?;
+        let most = dataset.train.len().max(dataset.test.len()).min(BATCH);
+        // One batch is asked about and two are made ahead.
+        Need::new()
+            .and(format!("{most} images at a time"), 3 * limits::float_images(most, side))
+            .check(&format!("{} on images of {side} x {side} pixels", network.name))?;
         if side <= SMALL {
-            return Ok(Prepared { dataset: dataset.resized(side)?, transform: Transform::plain(side, mean, std) });
+            let transform = Transform::plain(side, mean, std);
+            return Ok(Prepared { dataset: dataset.resized(side)?, transform, original: dataset.clone() });
         }
         let fits = dataset.one_size && dataset.image_size == side;
         let transform = match (fits, dataset.one_size) {
@@ -71,7 +82,7 @@ impl Prepared {
             (false, true) => Transform { crop: Crop::Stretch, ..Transform::plain(side, mean, std) },
             (false, false) => Transform::centre(side, mean, std),
         };
-        Ok(Prepared { dataset: dataset.clone(), transform })
+        Ok(Prepared { dataset: dataset.clone(), transform, original: dataset.clone() })
     }
 }
 
@@ -109,41 +120,55 @@ pub(crate) fn of_dataset(
     common: &Common,
 ) -> Result<(Features, Features)> {
     let prepared = Prepared::new(&target.dataset, network, side)?;
-    let features = |split| features(network, split, &prepared.transform, cached, common);
-    Ok((features(&prepared.dataset.train)?, features(&prepared.dataset.test)?))
+    let of = |part| features(network, &prepared, part, cached, common);
+    Ok((of(Part::Train)?, of(Part::Test)?))
 }
 
-/// Extracts the features of a split, or takes them from the cache.
-pub(crate) fn features(network: &TrainedNetwork, split: &Split, transform: &Transform, cached: bool, common: &Common) -> Result<Features> {
+/// Extracts the features of a part of a dataset, or takes them from the cache.
+pub(crate) fn features(network: &TrainedNetwork, prepared: &Prepared, part: Part, cached: bool, common: &Common) -> Result<Features> {
+    let (split, transform) = (part.of(&prepared.dataset), &prepared.transform);
     let y = split.labels.to_vec();
     let Some(folder) = folder().filter(|_| cached) else {
         return Ok(Features { x: extract(network, split, transform, common)?, y });
     };
     let described = serde_json::to_string(transform).expect("plain values serialise");
     let key = crate::files::sha256(
-        format!("{VERSION}\n{}\n{}\n{described}\n{}\nf32", network.hash, network.arch.name, split_hash(split)?).as_bytes(),
+        format!("{VERSION}\n{}\n{}\n{described}\n{}\n{}", network.hash, network.features_of(), split_hash(split)?, numbers(common.device))
+            .as_bytes(),
     );
     let path = folder.join(format!("{}.safetensors", &key[..32]));
-    if let Some(x) = take(&path, y.len(), network.arch.dim) {
-        common.say(format!("features {} x {} from the cache ({})", y.len(), network.arch.dim, size(&path)));
+    if let Some(x) = take(&path, y.len()) {
+        common.say(format!("features {} x {} from the cache ({})", y.len(), x.size()[1], size(&path)));
         return Ok(Features { x, y });
     }
     let x = extract(network, split, transform, common)?;
     std::fs::create_dir_all(&folder).map_err(Error::io("cannot make", &folder))?;
     // Its own name until it is whole: another process may be looking for it.
     let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-    Tensor::write_safetensors(&[("x", &x)], &temporary)
+    let file = FeatureFile { dataset: &prepared.original, network, side: transform.size, parts: vec![(part, &x)] };
+    file.write(&temporary)
         .map_err(|e| Error::failed(format!("cannot keep features in {}: {e}; $MCL_CACHE names another folder", temporary.display())))?;
     std::fs::rename(&temporary, &path).map_err(Error::io("cannot write", &path))?;
-    common.say(format!("features {} x {} extracted and kept ({} in {})", y.len(), network.arch.dim, size(&path), folder.display()));
+    common.say(format!("features {} x {} extracted and kept ({} in {})", y.len(), x.size()[1], size(&path), folder.display()));
     Ok(Features { x, y })
 }
 
+/// In what and where features are computed. Devices of one class round alike (all that is measured is in f32, never in TF32); two classes
+/// do not, and what one made is not what another would have.
+fn numbers(device: Device) -> &'static str {
+    match device {
+        Device::Cpu => "f32",
+        Device::Cuda(_) => "f32 cuda",
+        _ => "f32 other",
+    }
+}
+
 /// A cached set; none where it cannot be read or is not what its name promises: then it is made anew.
-fn take(path: &Path, rows: usize, dim: i64) -> Option<Tensor> {
+fn take(path: &Path, rows: usize) -> Option<Tensor> {
     let tensors = if path.exists() { Tensor::read_safetensors(path).ok()? } else { return None };
-    let (_, x) = tensors.into_iter().find(|(name, _)| name == "x")?;
-    (x.size() == [rows as i64, dim] && x.kind() == Kind::Float).then_some(x)
+    let (_, x) = tensors.into_iter().find(|(name, _)| name == "features")?;
+    let fits = x.dim() == 2 && x.size()[0] == rows as i64 && x.kind() == Kind::Float;
+    (fits && bool::try_from(x.isfinite().all()).unwrap_or(false)).then_some(x)
 }
 
 fn size(path: &Path) -> String {
@@ -153,10 +178,13 @@ fn size(path: &Path) -> String {
 
 /// Pooled features of all images, in the order of the split.
 fn extract(network: &TrainedNetwork, split: &Split, transform: &Transform, common: &Common) -> Result<Tensor> {
-    let mut extractor = network.extractor(common);
+    let mut extractor = network.extractor(common)?;
+    let progress = common.progress(format!("{}: features", network.name), split.len(), "images");
     let mut parts = vec![];
     for batch in Loader::eval(split, BATCH, transform.clone()) {
-        parts.push(extractor.extract(&batch?.views[0], false)?.features);
+        let features = extractor.extract(&batch?.views[0], false)?.features;
+        progress.add(features.size()[0] as usize);
+        parts.push(features);
     }
     Ok(Tensor::cat(&parts, 0))
 }

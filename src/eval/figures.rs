@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::report::Figure;
+use crate::report::colours::Palette;
 use crate::report::plot::{Heat, Lines, Series};
 use crate::run::Run;
 
@@ -34,19 +35,25 @@ pub fn lambda_figures(run: &Run) -> Vec<Figure> {
         let stage = |n: usize| (1..=n).map(|l| format!("layer {l}")).collect::<Vec<_>>();
         let title = format!("{}: lambda, network {a} to {b}", run.name);
         let (x, y) = (format!("layers of network {b}"), format!("layers of network {a}"));
-        let heat =
-            Heat { title: &title, x: &x, y: &y, columns: &stage(cols), rows: &stage(rows), values: &last, limits: None, decimals: 3 };
-        figures.push(Figure::new(
-            format!("{}-lambda-{a}-{b}", run.name),
-            "Mean over the last epoch. Between 0.269 and 0.731, because it is the sigmoid of a product of unit vectors.",
-            heat.draw(),
-        ));
+        let heat = Heat {
+            title: &title,
+            x: &x,
+            y: &y,
+            columns: &stage(cols),
+            rows: &stage(rows),
+            values: &last,
+            limits: None,
+            decimals: 3,
+            unit: "lambda",
+            root: false,
+        };
+        let caption = "Mean over the last epoch. Between 0.269 and 0.731, because it is the sigmoid of a product of unit vectors.";
+        figures.push(heat.figure(format!("{}-lambda-{a}-{b}", run.name), caption));
         let title = format!("{}: lambda over time, network {a} to {b}", run.name);
-        figures.push(Figure::new(
-            format!("{}-lambda-time-{a}-{b}", run.name),
-            "Mean over each epoch",
-            Lines { title: &title, x: "epoch", y: "lambda", series: &series, dots: false }.draw(),
-        ));
+        let lines = own_colours(&title, "lambda", &series, |lines| {
+            lines.figure(format!("{}-lambda-time-{a}-{b}", run.name), "Mean over each epoch")
+        });
+        figures.push(lines);
     }
     figures
 }
@@ -61,6 +68,12 @@ pub fn gate_figure(run: &Run) -> Option<Figure> {
         }
     }
     let title = format!("{}: gate weights", run.name);
-    let svg = (!series.is_empty()).then(|| Lines { title: &title, x: "epoch", y: "weight", series: &series, dots: false }.draw())?;
-    Some(Figure::new(format!("{}-gates", run.name), "Share of each layer in the network's own ensemble; mean over each epoch", svg))
+    let caption = "Share of each layer in the network's own ensemble; mean over each epoch";
+    (!series.is_empty()).then(|| own_colours(&title, "weight", &series, |lines| lines.figure(format!("{}-gates", run.name), caption)))
+}
+
+/// Lines by epoch of what no other figure shows.
+pub fn own_colours(title: &str, y: &str, series: &[Series], figure: impl Fn(&Lines) -> Figure) -> Figure {
+    let palette = Palette::of(series.iter().map(|s| &s.name));
+    figure(&Lines { title, x: "epoch", y, series, palette: &palette, band: "" })
 }

@@ -5,21 +5,28 @@
 
 mod answers;
 pub mod dataset;
+pub mod feature_file;
 pub mod features;
 pub mod figures;
+pub mod foreign;
 pub mod measures;
 pub mod network;
+mod normalisation;
 pub mod probe;
 pub mod protocol;
 pub mod record;
+mod restored;
 pub(crate) mod rows;
+pub mod runs;
 pub mod score;
 pub mod stats;
+pub mod target;
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use tch::Device;
+
+use crate::system::progress::Progress;
 
 /// What every command is told: the flags all of them share.
 pub struct Common {
@@ -52,16 +59,9 @@ impl Common {
         eprintln!("warning: {}", line.as_ref());
     }
 
-    /// A counter on a terminal, a line every tenth elsewhere.
-    pub fn progress(&self, done: usize, all: usize, what: &str) {
-        if self.quiet {
-            return;
-        }
-        if std::io::stderr().is_terminal() {
-            eprint!("\r{what} {done}/{all}{}", if done == all { "\n" } else { "" });
-        } else if done == all || done.is_multiple_of(all.div_ceil(10).max(1)) {
-            eprintln!("{what} {done}/{all}");
-        }
+    /// How far `what` has come with `total` things called `unit`, for the person watching.
+    pub fn progress(&self, what: impl Into<String>, total: usize, unit: &'static str) -> Progress {
+        Progress::new(self.quiet, what, total, unit)
     }
 
     /// The one JSON object of a command.

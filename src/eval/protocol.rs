@@ -8,8 +8,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, did_you_mean, in_words};
 use crate::files;
+use crate::limits;
 use crate::settings::Setting;
 
 /// A protocol that is compiled in. Its name on the command line is also the kind that a file of the user's names.
@@ -66,6 +67,9 @@ impl HowArgs {
         if let Some(side) = self.image_size {
             protocol.set("image_size", side);
         }
+        if let Some(side) = protocol.table.get("image_size").and_then(Value::as_integer).filter(|side| *side != 0) {
+            limits::side("protocol: image_size", side)?;
+        }
         Ok(protocol)
     }
 }
@@ -89,10 +93,14 @@ impl Protocol {
             return Ok(found.protocol());
         }
         if !Path::new(asked).is_file() {
-            return Err(Error::input(format!("unknown protocol `{asked}`; known: {}, or a TOML file", names())));
+            let hint = did_you_mean(asked, shipped.iter().map(|s| s.name));
+            return Err(Error::input(format!("unknown protocol `{asked}`{hint}; known: {}, or a TOML file", names())));
         }
-        let text = std::fs::read_to_string(asked).map_err(Error::open(asked))?;
-        let mut own: Table = text.parse().map_err(|e: toml::de::Error| Error::file(asked, e.to_string().trim_end()))?;
+        let text = files::read_text(Path::new(asked))?;
+        let mut own: Table = text.parse().map_err(|e: toml::de::Error| {
+            let line = e.span().map_or(String::new(), |span| format!("line {}: ", text[..span.start].matches('\n').count() + 1));
+            Error::file(asked, format!("{line}{}", e.message()))
+        })?;
         let kind = match own.remove("kind") {
             None => &shipped[0],
             Some(kind) => {
@@ -118,7 +126,8 @@ impl Protocol {
             return Ok(());
         }
         let known: Vec<&str> = self.table.keys().map(String::as_str).collect();
-        Err(Error::input(format!("unknown key `{key}`; known: {}", known.join(", "))))
+        let hint = did_you_mean(key, known.iter().copied());
+        Err(Error::input(format!("unknown key `{key}`{hint}; known: {}", known.join(", "))))
     }
 
     /// Changes a key by `key=value`; a value that is no TOML is taken as text.
@@ -147,7 +156,7 @@ impl Protocol {
     }
 
     fn parse<T: DeserializeOwned>(&self, table: Table) -> Result<T> {
-        table.try_into().map_err(|e: toml::de::Error| Error::input(format!("protocol {}: {}", self.name, e.message())))
+        table.try_into().map_err(|e: toml::de::Error| Error::input(format!("protocol {}: {}", self.name, in_words(&e.to_string()))))
     }
 
     /// Every key and the kind, as a row keeps them.
@@ -166,6 +175,11 @@ impl Protocol {
 /// What `--set KEY=VALUE` on a command line changes; a refusal names the flag.
 pub(crate) fn apply_sets(protocol: &mut Protocol, sets: &[String]) -> Result<()> {
     sets.iter().try_for_each(|set| protocol.change(set).map_err(|e| Error::input(format!("--set {set}: {e}"))))
+}
+
+/// Is no value given twice? The same seed twice is one draw, not two.
+pub(crate) fn all_different<T: PartialEq>(values: &[T]) -> bool {
+    values.iter().enumerate().all(|(i, value)| !values[..i].contains(value))
 }
 
 /// Refuses values that parse but make no sense: `require(epochs > 0, "epochs", epochs, "1 or more")`.

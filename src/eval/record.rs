@@ -16,7 +16,7 @@ use super::score::Score;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::report::{Cell, Table};
-use crate::run::RunFolder;
+use crate::run::{self, RunFolder};
 use crate::system::machine;
 
 /// What rows of results.jsonl are written as. Rows that do not say were written before there was a number, and are read as they are.
@@ -104,7 +104,7 @@ pub struct Record {
     pub options: Value,
     /// Per-class accuracy, confusion matrix, what was chosen. Not in the CSV.
     pub detail: Value,
-    /// The folder it is written to; not a part of the row.
+    /// The folder it is written to or was read from; not a part of the row.
     #[serde(skip)]
     pub folder: PathBuf,
 }
@@ -122,7 +122,7 @@ impl Record {
             subject: network.name.clone(),
             run: network.run.as_ref().map_or(String::new(), |r| r.display().to_string()),
             method: network.method.clone(),
-            arch: network.arch.name.into(),
+            arch: network.architecture().into(),
             peer: network.peer,
             pretrained_on: network.meta.dataset.clone().unwrap_or_default(),
             epoch: network.meta.epoch,
@@ -184,6 +184,11 @@ impl Record {
     /// What varies inside the command.
     pub(crate) fn variant(self, variant: impl Into<String>) -> Record {
         Record { variant: variant.into(), ..self }
+    }
+
+    /// The stage the network ends at, from 1, where it is an auxiliary branch shipped as a network of its own.
+    pub fn stage(&self) -> Option<usize> {
+        run::network_number(Path::new(&self.subject))?.1
     }
 
     /// The interval as tables show it.
@@ -322,15 +327,22 @@ fn whole_lines(file: &mut File) -> std::io::Result<u64> {
     Ok(0)
 }
 
-/// All records of a folder; none where nothing was measured yet.
+/// All records of a folder; none where nothing was measured yet. A line that cannot be read (cut short by a kill, or a number that is
+/// none) is named and left out: the others are still what was measured.
 pub fn read(folder: &Path) -> Result<Vec<Record>> {
     let path = RunFolder::at(folder).results_jsonl();
     if !path.exists() {
         return Ok(vec![]);
     }
-    let text = fs::read_to_string(&path).map_err(Error::open(&path))?;
-    let parse = |(i, line): (usize, &str)| serde_json::from_str(line).map_err(|e| Error::file(&path, format!("line {}: {e}", i + 1)));
-    text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).map(parse).collect()
+    let bytes = fs::read(&path).map_err(Error::open(&path))?;
+    let mut records = vec![];
+    for (i, line) in bytes.split(|byte| *byte == b'\n').enumerate().filter(|(_, line)| !line.trim_ascii().is_empty()) {
+        match serde_json::from_slice(line) {
+            Ok(record) => records.push(Record { folder: folder.to_path_buf(), ..record }),
+            Err(e) => eprintln!("warning: {}, line {}: left out: {e}", path.display(), i + 1),
+        }
+    }
+    Ok(records)
 }
 
 /// Writes records to their folders, says where, and says what makes them doubtful.
@@ -361,7 +373,7 @@ pub(crate) fn show(records: &[Record], heading: &str, varies: &str, common: &Com
     if common.json {
         return common.print_json(&json(records, common));
     }
-    let mut shown = Table::new("", &["network", "method", varies, "top-1", "95 % interval", "top-5"]);
+    let mut shown = Table::new("", &["network", "method", varies, "top-1", "95 % over images", "top-5"]);
     for r in records {
         shown.push(vec![
             Cell::text(&r.subject),

@@ -9,6 +9,9 @@ use crate::rng;
 /// Resamples behind every bootstrap interval.
 pub const RESAMPLES: usize = 2000;
 
+/// Stands where there is no further answer; no label is below 0.
+const NO_CLASS: i64 = -1;
+
 /// Scored predictions of one classifier on one split.
 pub struct Score {
     /// What is true.
@@ -22,12 +25,14 @@ pub struct Score {
 }
 
 impl Score {
-    /// `scores` `[N, C]`, `labels` `[N]`.
+    /// `scores` `[N, C]`, `labels` `[N]`. A class whose score is minus infinity is not among the answers.
     pub fn new(scores: &Tensor, labels: &[i64]) -> Score {
         let (count, classes) = (scores.size()[0] as usize, scores.size()[1] as usize);
         assert_eq!(count, labels.len(), "a label for each row");
         let five = classes.min(5);
-        let (_, best) = scores.topk(five as i64, 1, true, true);
+        let (values, best) = scores.topk(five as i64, 1, true, true);
+        let none = values.eq(f64::NEG_INFINITY);
+        let best = best.masked_fill(&none, NO_CLASS);
         let best: Vec<i64> =
             Vec::try_from(best.to_kind(Kind::Int64).to_device(tch::Device::Cpu).contiguous().view(-1)).expect("a vector of indices");
         let rows = best.chunks_exact(five);

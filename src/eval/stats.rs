@@ -121,6 +121,11 @@ impl Pairs {
     }
 }
 
+/// A p as a person reads it: three decimals, and powers of ten only below them.
+pub(crate) fn shown_p(p: f64) -> String {
+    if p >= 0.001 { format!("{p:.3}") } else { format!("{p:.1e}") }
+}
+
 /// P(|T| <= t) of Student's t with `freedom` degrees, by the finite sums of Abramowitz and Stegun 26.7.3 and 26.7.4.
 fn within_t(t: f64, freedom: usize) -> f64 {
     let angle = (t / (freedom as f64).sqrt()).atan();
@@ -145,6 +150,30 @@ pub fn t_975(freedom: usize) -> f64 {
         if within_t(middle, freedom) < 0.95 { low = middle } else { high = middle }
     }
     0.5 * (low + high)
+}
+
+/// Two-sided p of a paired t-test: how often draws with a mean of zero give a mean as far from it as these differences. None for one draw.
+/// Equal differences have no spread to compare with: their p is 0, or 1 if they are zero.
+pub fn paired_t(differences: &[f64]) -> Option<f64> {
+    let (mean, std) = mean_std(differences);
+    let error = std? / (differences.len() as f64).sqrt();
+    if error == 0.0 {
+        return Some(if mean == 0.0 { 1.0 } else { 0.0 });
+    }
+    Some(1.0 - within_t((mean / error).abs(), differences.len() - 1))
+}
+
+/// p values corrected for their number by Holm's method (1979), in their order: the chance of one or more false finds among all of them
+/// stays below the level that a corrected value is compared with.
+pub fn holm(p: &[f64]) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..p.len()).collect();
+    order.sort_by(|&a, &b| p[a].total_cmp(&p[b]));
+    let (mut corrected, mut least) = (vec![0.0; p.len()], 0.0f64);
+    for (rank, &i) in order.iter().enumerate() {
+        least = least.max((p.len() - rank) as f64 * p[i]).min(1.0);
+        corrected[i] = least;
+    }
+    corrected
 }
 
 /// Mean and the half-width of its 95 % interval over independent draws (none for one draw).

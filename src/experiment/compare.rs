@@ -51,7 +51,6 @@ pub fn run(comparison: &Comparison) -> Result<(Table, Vec<String>)> {
     }
     let train = process::own_program()?;
     let runner = Runner {
-        plan: &plan,
         items: &items,
         side_by_side: 1,
         programs: Programs { eval: train.with_file_name("mcl-eval"), train },
@@ -74,8 +73,10 @@ pub fn run(comparison: &Comparison) -> Result<(Table, Vec<String>)> {
         finished.extend(item.summary(FOLDER_FLAG)?.map(|summary| (item, summary)));
     }
     let table = tabulate(&items, &finished)?;
-    files::write(&comparison.out.join("comparison.csv"), table.csv()?.as_bytes())?;
-    files::write(&comparison.out.join("comparison.md"), table.markdown().as_bytes())?;
+    let [csv, markdown] = ["comparison.csv", "comparison.md"].map(|name| comparison.out.join(name));
+    files::sweep(comparison.out, |target| *target == csv || *target == markdown)?;
+    files::write(&csv, table.csv()?.as_bytes())?;
+    files::write(&markdown, table.markdown().as_bytes())?;
     Ok((table, outcome.failed))
 }
 

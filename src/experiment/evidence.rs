@@ -6,15 +6,16 @@ use std::sync::Mutex;
 
 use clap::Args as ClapArgs;
 
-use super::plan::{Item, Plan};
+use super::plan::{Item, Plan, Work};
 use super::report;
 use super::rows::{ItemFacts, Rows};
-use super::runner::{Event, Programs, Runner, device_flag, flags};
+use super::runner::{Progress, make_below};
 use crate::error::{Error, Result};
 use crate::eval::Common;
 use crate::files;
+use crate::limits;
 use crate::run::RunFolder;
-use crate::system::{machine, process};
+use crate::system::machine;
 
 /// What the command does.
 pub const ABOUT: &str = "Make, skip or go on with the runs and measurements of a plan, and report on them";
@@ -22,7 +23,7 @@ pub const ABOUT: &str = "Make, skip or go on with the runs and measurements of a
 /// The flags of the command.
 #[derive(Debug, Clone, ClapArgs)]
 pub struct Args {
-    /// The plan, e.g. protocols/plans/evidence/plan.toml
+    /// The plan, e.g. protocols/plans/evidence.toml
     plan: PathBuf,
     /// Where rows, predictions and the report are kept, for git; runs and measurements found there are not made again
     #[arg(long, default_value = "reports/evidence")]
@@ -33,12 +34,16 @@ pub struct Args {
     /// Runs made side by side; with --threads 1 as many as there are cores is quickest for small networks
     #[arg(long, default_value_t = 1)]
     jobs: usize,
+    /// Make the runs of these seeds only; the others are reported as missing
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    seeds: Vec<u64>,
     /// Make nothing, write the report from what is kept
     #[arg(long)]
     report_only: bool,
-    /// Markdown that shows the main table too: the lines between `<!-- evidence -->` and `<!-- /evidence -->` are replaced
+    /// Markdown that shows tables too: between `<!-- evidence -->` and `<!-- /evidence -->` the main one, between `<!-- hypotheses -->`
+    /// and `<!-- /hypotheses -->` the verdicts (may be repeated)
     #[arg(long, value_name = "FILE")]
-    readme: Option<PathBuf>,
+    readme: Vec<PathBuf>,
 }
 
 /// Makes what is missing, then writes the report.
@@ -46,15 +51,18 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
     if args.jobs == 0 {
         return Err(Error::input("--jobs 0; accepted: 1 or more"));
     }
+    limits::threads("--jobs", args.jobs)?;
     let plan = Plan::read(&args.plan)?;
     let items = plan.items(&args.runs)?;
     std::fs::create_dir_all(&args.out).map_err(Error::io("cannot make", &args.out))?;
-    let made = if args.report_only { Ok(()) } else { make(args, &plan, &items, common) };
+    sweep(args, &items)?;
+    let made = if args.report_only { Ok(()) } else { make(args, &items, common) };
     // What is finished is reported even when something failed or a stop was asked for.
     let rows = Rows::read(&args.out)?;
     let missing = report::write(&plan, &items, &rows, &args.out)?;
-    if let Some(file) = &args.readme {
-        show(file, &report::Results::new(&plan, &items, &rows).main_table()?.markdown())?;
+    let results = report::Results::new(&plan, &items, &rows);
+    for file in &args.readme {
+        show(file, &[("evidence", results.main_table()?.markdown()), ("hypotheses", results.verdicts()?.markdown())])?;
     }
     if common.json {
         let finished: Vec<&str> = items.iter().filter(|i| rows.has(i)).map(|i| i.name.as_str()).collect();
@@ -68,57 +76,59 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
     made
 }
 
-/// Puts the table between its marks.
-fn show(file: &Path, table: &str) -> Result<()> {
-    const MARKS: [&str; 2] = ["<!-- evidence -->\n", "<!-- /evidence -->"];
+/// What a kill left half written in the report's folder goes, unless another process makes these runs and writes there.
+fn sweep(args: &Args, items: &[Item]) -> Result<()> {
+    let lock = if args.runs.is_dir() { files::try_lock(&RunFolder::at(&args.runs).lock())? } else { None };
+    if lock.is_some() {
+        files::sweep(&args.out, |_| true)?;
+        files::sweep(&args.out.join("figures"), |_| true)?;
+        let rows = Rows::read(&args.out)?;
+        items.iter().try_for_each(|item| files::sweep(&rows.item_folder(&item.name), |_| true))?;
+    }
+    Ok(())
+}
+
+/// Puts each table between its marks, where the file has them.
+fn show(file: &Path, tables: &[(&str, String)]) -> Result<()> {
     let text = std::fs::read_to_string(file).map_err(Error::open(file))?;
-    let place = text.split_once(MARKS[0]).and_then(|(before, rest)| Some((before, rest.split_once(MARKS[1])?.1)));
-    let (before, after) =
-        place.ok_or_else(|| Error::file(file, format!("has no lines {} and {} for the table", MARKS[0].trim(), MARKS[1])))?;
-    let new = format!("{before}{}\n{table}\n{}{after}", MARKS[0], MARKS[1]);
+    let (mut new, mut shown) = (text.clone(), false);
+    for (name, table) in tables {
+        let (open, close) = (format!("<!-- {name} -->\n"), format!("<!-- /{name} -->"));
+        let place = new.split_once(&open).and_then(|(before, rest)| Some((before, rest.split_once(&close)?.1)));
+        if let Some((before, after)) = place {
+            (new, shown) = (format!("{before}{open}\n{table}\n{close}{after}"), true);
+        }
+    }
+    if !shown {
+        return Err(Error::file(file, "has no lines <!-- evidence --> and <!-- /evidence -->, or of `hypotheses`, for a table"));
+    }
     if new == text { Ok(()) } else { files::write(file, new.as_bytes()) }
 }
 
 /// Makes every item that is not kept yet.
-fn make(args: &Args, plan: &Plan, items: &[Item], common: &Common) -> Result<()> {
+fn make(args: &Args, items: &[Item], common: &Common) -> Result<()> {
     let rows = Rows::read(&args.out)?;
-    let pending: Vec<usize> = (0..items.len()).filter(|&i| !rows.has(&items[i])).collect();
-    let finished = items.len() - pending.len();
+    let of_seeds = |item: &Item| args.seeds.is_empty() || item.run().is_some_and(|run| args.seeds.contains(&run.seed));
+    // What is measured over several runs waits until all of them are asked for or there.
+    let there = |name: &String| items.iter().any(|i| i.name == *name && (rows.has(i) || of_seeds(i)));
+    let asked = |item: &Item| match &item.work {
+        Work::Joint(members) => members.iter().all(there),
+        Work::Run(_) | Work::Network(_) => of_seeds(item),
+    };
+    if let Some(seed) = args.seeds.iter().find(|seed| !items.iter().any(|i| i.run().is_some_and(|run| run.seed == **seed))) {
+        return Err(Error::input(format!("--seeds {seed}: no run of {} has this seed", args.plan.display())));
+    }
+    let pending: Vec<usize> = (0..items.len()).filter(|&i| !rows.has(&items[i]) && asked(&items[i])).collect();
+    let finished = items.iter().filter(|item| rows.has(item)).count();
     common.say(format!("{}: {} runs and joint measurements, {finished} finished", args.plan.display(), items.len()));
     if pending.is_empty() {
         return Ok(());
     }
-    std::fs::create_dir_all(&args.runs).map_err(Error::io("cannot make", &args.runs))?;
-    // Two processes would write over each other's rows.
-    let _lock = files::try_lock(&RunFolder::at(&args.runs).lock())?
-        .ok_or_else(|| Error::input(format!("another process makes runs in {}; wait for it", args.runs.display())))?;
-    let stop = process::watch_signals()?;
-    let eval = process::own_program()?;
     let here = machine::environment(common.device, common.threads, common.commit);
     let rows = Mutex::new(rows);
-    let runner = Runner {
-        plan,
-        items,
-        side_by_side: args.jobs,
-        programs: Programs { train: eval.with_file_name("mcl-train"), eval },
-        flags: flags(common.data.as_deref(), &device_flag(common.device), common.threads, true),
-        folder_flag: "--runs",
-        stop: &stop,
-        tell: &|place, event| {
-            let name = &items[place].name;
-            common.say(match event {
-                Event::Begun => format!("{name}: begun"),
-                Event::Finished(seconds) => format!("{name}: finished, {seconds:.0} s in this sitting"),
-                Event::Stopped => format!("{name}: stopped"),
-                Event::Failed(e) => format!("{name}: failed: {e}"),
-            });
-        },
-        finish: &|item, progress| {
-            let facts = ItemFacts::new(item, progress, args.jobs, &here)?;
-            rows.lock().expect("no worker panicked").add(item, facts, items)
-        },
+    let finish = |item: &Item, progress: &Progress| {
+        let facts = ItemFacts::new(item, progress, args.jobs, &here)?;
+        rows.lock().expect("no worker panicked").add(item, facts, items)
     };
-    let outcome = runner.run(pending)?;
-    outcome.skipped.iter().for_each(|line| common.warn(line));
-    outcome.end()
+    make_below(&args.runs, "--runs", items, pending, args.jobs, &finish, common)
 }

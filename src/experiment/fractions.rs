@@ -16,6 +16,7 @@ use crate::eval::record::{self, Record};
 use crate::files;
 use crate::methods;
 use crate::recipe::Recipe;
+use crate::report::colours::Palette;
 use crate::report::plot::{Lines, Series};
 use crate::report::{Cell, Figure, Table};
 use crate::run::RunFolder;
@@ -33,7 +34,6 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
     // Of every finished run by its name.
     let measured: Mutex<BTreeMap<String, Vec<Record>>> = Mutex::default();
     let runner = Runner {
-        plan: &plan,
         items: &items,
         side_by_side: 1,
         programs: Programs { train: eval.with_file_name("mcl-train"), eval },
@@ -74,7 +74,7 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
     keep(&folder, &records)?;
     let figure = figure(&records);
     let path = folder.join(format!("{}.svg", figure.name));
-    files::write(&path, figure.svg.as_bytes())?;
+    files::write(&path, figure.file().as_bytes())?;
     if common.json {
         common.print_json(&record::json(&records, common));
     } else {
@@ -155,13 +155,14 @@ fn figure(records: &[Record]) -> Figure {
         }
     }
     lines.iter_mut().for_each(|l| l.points.sort_by(|a, b| a.0.total_cmp(&b.0)));
-    let svg = Lines {
+    let palette = Palette::of(lines.iter().map(|l| &l.name));
+    let drawn = Lines {
         title: "Accuracy with parts of the training set",
         x: "training images kept (%)",
         y: "top-1 (%)",
         series: &lines,
-        dots: true,
-    }
-    .draw();
-    Figure::new("few-shot-fractions", "Mean over the networks of a run; the test split is whole", svg)
+        palette: &palette,
+        band: "",
+    };
+    drawn.figure("few-shot-fractions", "Mean over the networks of a run; the test split is whole")
 }

@@ -12,11 +12,11 @@ use crate::eval::measures;
 use crate::files;
 use crate::methods::{self, Task};
 use crate::nets;
-use crate::recipe::{self, Recipe};
+use crate::recipe::{self, Recipe, shipped};
 use crate::run::RunFolder;
 
 /// The newest form of plan files. Those without a `schema` were made before there was one and have the same keys.
-const SCHEMA: u32 = 1;
+pub(super) const SCHEMA: u32 = 1;
 
 /// An experiment: one recipe, settings and seeds around it, measurements.
 #[derive(Debug, Default, Deserialize)]
@@ -36,6 +36,9 @@ pub struct Plan {
     pub(crate) groups: Vec<Group>,
     #[serde(default)]
     pub(crate) together: Vec<Together>,
+    /// What was expected before the first run. The first is the primary one.
+    #[serde(default, rename = "hypothesis")]
+    pub(crate) hypotheses: Vec<Hypothesis>,
     /// What a fault is blamed on.
     #[serde(skip)]
     pub(crate) origin: PathBuf,
@@ -58,6 +61,9 @@ pub(crate) enum Layout {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Group {
     pub(crate) title: String,
+    /// The recipe of its runs, where it is another than the plan's.
+    #[serde(skip)]
+    pub(crate) recipe: Option<PathBuf>,
     pub(crate) seeds: Vec<u64>,
     /// Settings, here or in groups before, that those which come after them are compared with.
     pub(crate) against: Vec<String>,
@@ -81,6 +87,20 @@ pub(crate) struct Setting {
     pub(crate) name: String,
     /// As `--set` of `mcl-train run`.
     pub(crate) set: Vec<String>,
+}
+
+/// A difference that was expected before anything was run. The report gives the verdict.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Hypothesis {
+    /// In a sentence.
+    pub(crate) says: String,
+    /// The setting that leads...
+    pub(crate) more: String,
+    /// ... this one.
+    pub(crate) less: String,
+    /// On the measurement whose name in tables begins so.
+    pub(crate) question: String,
 }
 
 /// One measurement over the runs of several settings.
@@ -112,6 +132,8 @@ pub enum Work {
     Run(Box<PlannedRun>),
     /// A measurement over the runs of the items with these names.
     Joint(Vec<String>),
+    /// Measurements of a network that is there, by the flags that name it.
+    Network(Vec<String>),
 }
 
 /// A pre-training run to be made.
@@ -119,6 +141,8 @@ pub struct PlannedRun {
     /// Its recipe, resolved.
     pub recipe: Recipe,
     pub(crate) setting: String,
+    /// The recipe's file or name.
+    pub(crate) from: PathBuf,
     pub(crate) seed: u64,
     /// The overrides that ask for it.
     pub(crate) sets: Vec<String>,
@@ -134,7 +158,7 @@ pub(crate) struct Measurement {
 
 impl Measurement {
     /// `of` is the id of what is measured: another line or another run is another measurement.
-    fn new(of: &str, line: &str) -> Measurement {
+    pub(super) fn new(of: &str, line: &str) -> Measurement {
         let words: Vec<&str> = line.split_whitespace().collect();
         Measurement { id: format!("{of}/{}", hash(&[words.join(" ")])), line: line.to_string() }
     }
@@ -150,7 +174,7 @@ impl Item {
     pub(crate) fn run(&self) -> Option<&PlannedRun> {
         match &self.work {
             Work::Run(run) => Some(run),
-            Work::Joint(_) => None,
+            Work::Joint(_) | Work::Network(_) => None,
         }
     }
 }
@@ -179,6 +203,9 @@ impl Plan {
             if group.seeds.is_empty() || group.settings.is_empty() {
                 return Err(format!("group `{}` needs at least one seed and one setting", group.title));
             }
+            if let Some(seed) = group.seeds.iter().enumerate().find_map(|(i, s)| group.seeds[..i].contains(s).then_some(s)) {
+                return Err(format!("group `{}` names seed {seed} twice; one seed is one draw", group.title));
+            }
             for setting in &group.settings {
                 if names.contains(&setting.name.as_str()) {
                     return Err(format!("two settings are called `{}`", setting.name));
@@ -197,6 +224,14 @@ impl Plan {
                 return Err(format!("[[together]] `{}` names `{other}`; known: {}", one.name, names.join(", ")));
             }
         }
+        for one in &self.hypotheses {
+            if let Some(other) = [&one.more, &one.less].into_iter().find(|s| !names.contains(&s.as_str())) {
+                return Err(format!("[[hypothesis]] `{}` names `{other}`; known: {}", one.says, names.join(", ")));
+            }
+            if one.more == one.less {
+                return Err(format!("[[hypothesis]] `{}` compares `{}` with itself", one.says, one.more));
+            }
+        }
         for line in self.evaluate.iter().chain(self.together.iter().map(|t| &t.evaluate)) {
             measures::check_line(line).map_err(|e| format!("`{line}`: {e}"))?;
         }
@@ -207,18 +242,21 @@ impl Plan {
     pub fn items(&self, runs: &Path) -> Result<Vec<Item>> {
         self.check().map_err(|what| Error::file(&self.origin, what))?;
         let names = methods::names();
-        let text = std::fs::read_to_string(&self.recipe).map_err(Error::open(&self.recipe))?;
-        let origin = self.recipe.display().to_string();
         let mut items: Vec<Item> = vec![];
         // The id of every run, for measurements over several.
         let mut ids: Vec<String> = vec![];
         for group in &self.groups {
+            let from = group.recipe.as_ref().unwrap_or(&self.recipe);
+            let (text, origin) = (shipped::open(from)?, from.display().to_string());
             for &seed in &group.seeds {
                 for setting in &group.settings {
                     let mut sets = setting.set.clone();
                     sets.push(format!("train.seed={seed}"));
                     let recipe = Recipe::parse(&text, &origin, &sets, &names)?;
-                    accepts(&recipe)?;
+                    // What a method takes does not depend on the seed.
+                    if Some(&seed) == group.seeds.first() {
+                        accepts(&recipe)?;
+                    }
                     let asked = recipe::asked(&text, &origin, &sets, &names)?;
                     let mut lines: Vec<String> = asked.iter().map(|(k, v)| format!("{k}={v}")).collect();
                     let name = run_name(&setting.name, seed);
@@ -230,7 +268,7 @@ impl Plan {
                     };
                     items.push(Item {
                         hash: hash(&lines),
-                        work: Work::Run(Box::new(PlannedRun { setting: setting.name.clone(), seed, sets, recipe })),
+                        work: Work::Run(Box::new(PlannedRun { setting: setting.name.clone(), from: from.clone(), seed, sets, recipe })),
                         measurements: self.evaluate.iter().map(|line| Measurement::new(&id, line)).collect(),
                         folder: RunFolder::at(runs.join(place)),
                         name,
@@ -265,7 +303,7 @@ fn run_name(setting: &str, seed: u64) -> String {
     format!("{setting}-seed{seed}")
 }
 
-fn hash(lines: &[String]) -> String {
+pub(super) fn hash(lines: &[String]) -> String {
     files::sha256(lines.join("\n").as_bytes())[..16].to_string()
 }
 
@@ -274,5 +312,7 @@ fn accepts(recipe: &Recipe) -> Result<()> {
     let archs = recipe.cohort.archs.iter().map(|name| nets::find(name)).collect::<Result<Vec<_>>>()?;
     let labels: Vec<i64> = (0..20).map(|i| i % 10).collect();
     let task = Task::new(recipe, &archs, 10, &labels, Device::Cpu);
-    (methods::find(recipe.method_name())?.build)(&task, recipe.method_options()).map(drop)
+    let spec = methods::find(recipe.method_name())?;
+    spec.check_frozen(task.frozen)?;
+    (spec.build)(&task, recipe.method_options()).map(drop)
 }

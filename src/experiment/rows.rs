@@ -103,7 +103,9 @@ impl Row {
     /// What was measured, for all networks alike.
     pub(crate) fn question(&self) -> Question {
         let Record { command, dataset, protocol, variant, .. } = &self.record;
-        Question { command: command.clone(), dataset: dataset.clone(), protocol: protocol.clone(), variant: variant.clone() }
+        // A stage is another network than the one that ends in it.
+        let variant = self.record.stage().map_or(variant.clone(), |stage| format!("{variant} stage={stage}").trim_start().to_string());
+        Question { command: command.clone(), dataset: dataset.clone(), protocol: protocol.clone(), variant }
     }
 }
 
@@ -362,6 +364,11 @@ fn copy_figures(records: &[Record], to: &Path) -> Result<Vec<(String, String)>> 
             let name = Path::new(svg).file_name().unwrap_or_default().to_string_lossy().into_owned();
             if !kept.iter().any(|(n, _)| *n == name) {
                 files::write(&to.join(&name), &std::fs::read(svg).map_err(Error::open(svg))?)?;
+                // The points of a map lie beside its picture.
+                let points = Path::new(svg).with_extension("json");
+                if points.exists() {
+                    files::write(&to.join(&name).with_extension("json"), &std::fs::read(&points).map_err(Error::open(&points))?)?;
+                }
                 kept.push((name, caption.to_string()));
             }
         }

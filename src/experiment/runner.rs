@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tch::Device;
 
-use super::plan::{Item, Plan, PlannedRun, Work};
+use super::plan::{Item, PlannedRun, Work};
 use crate::error::{Error, Result};
+use crate::eval::Common;
 use crate::eval::record::{self, Record};
 use crate::eval::rows::newest;
 use crate::files;
@@ -57,7 +58,6 @@ pub(crate) enum Event<'a> {
 
 /// Makes items of one plan.
 pub(crate) struct Runner<'a> {
-    pub(crate) plan: &'a Plan,
     pub(crate) items: &'a [Item],
     /// Items made at the same time.
     pub(crate) side_by_side: usize,
@@ -108,7 +108,8 @@ impl Runner<'_> {
     /// Makes the items at these places; the others are finished.
     pub(crate) fn run(&self, pending: Vec<usize>) -> Result<Outcome> {
         let measured = pending.iter().any(|&i| !self.items[i].measurements.is_empty());
-        for program in [Some(&self.programs.train), measured.then_some(&self.programs.eval)].into_iter().flatten() {
+        let trained = pending.iter().any(|&i| self.items[i].run().is_some());
+        for program in [trained.then_some(&self.programs.train), measured.then_some(&self.programs.eval)].into_iter().flatten() {
             if !program.exists() {
                 let missing = program.display();
                 return Err(Error::input(format!(
@@ -116,6 +117,7 @@ impl Runner<'_> {
                 )));
             }
         }
+        self.items.iter().try_for_each(|item| item.folder.sweep_experiment())?;
         let finished = (0..self.items.len()).map(|i| !pending.contains(&i)).collect();
         let queue = Mutex::new(Queue { pending, running: 0, finished, outcome: Outcome::default() });
         std::thread::scope(|scope| {
@@ -173,6 +175,7 @@ impl Runner<'_> {
     fn next(&self, queue: &mut Queue) -> Option<usize> {
         let ready = |&i: &usize| match &self.items[i].work {
             Work::Run(_) => false,
+            Work::Network(_) => true,
             Work::Joint(members) => self.items.iter().zip(&queue.finished).all(|(other, done)| *done || !members.contains(&other.name)),
         };
         let run = |&i: &usize| self.items[i].run().is_some();
@@ -185,6 +188,7 @@ impl Runner<'_> {
     fn measured<'i>(&'i self, item: &'i Item) -> Vec<&'i RunFolder> {
         match &item.work {
             Work::Run(_) => vec![&item.folder],
+            Work::Network(_) => vec![],
             Work::Joint(members) => {
                 let of = |name: &String| self.items.iter().find(|i| i.name == *name).map(|i| &i.folder);
                 members.iter().filter_map(of).collect()
@@ -216,6 +220,9 @@ impl Runner<'_> {
             for run in self.measured(item) {
                 command.arg("--run").arg(run.path());
             }
+            if let Work::Network(flags) = &item.work {
+                command.args(flags);
+            }
             if item.run().is_none() {
                 command.arg("--out").arg(folder.path());
             }
@@ -241,8 +248,9 @@ impl Runner<'_> {
         if !foreign {
             asked()?;
         }
+        self.wait_for_the_last(folder)?;
         let mut command = Command::new(&self.programs.train);
-        command.arg("run").arg(&self.plan.recipe).arg("--out").arg(folder.path()).arg("--resume").args(&self.flags);
+        command.arg("run").arg(&run.from).arg("--out").arg(folder.path()).arg("--resume").args(&self.flags);
         for set in &run.sets {
             command.args(["--set", set]);
         }
@@ -254,6 +262,16 @@ impl Runner<'_> {
             return Err(Error::failed(format!("{} has no summary", folder.path().display())));
         }
         if foreign { asked() } else { Ok(()) }
+    }
+
+    /// An experiment that was killed leaves trainers behind, which save and stop: until then the folder is theirs. One that does not let
+    /// go of it in this time is another's, and the trainer will say so.
+    fn wait_for_the_last(&self, folder: &RunFolder) -> Result<()> {
+        let until = Instant::now() + Duration::from_secs(60);
+        while files::try_lock(&folder.lock())?.is_none() && Instant::now() < until && !self.stop.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
     }
 
     fn check(&self, code: Option<i32>, what: &str, folder: &Path) -> Result<()> {
@@ -282,6 +300,17 @@ impl Item {
             )));
         }
         self.folder.read_summary()
+    }
+
+    /// Is its run there, and everything measured of it?
+    pub(crate) fn finished(&self, flag: &str) -> Result<bool> {
+        Ok(self.summary(flag)?.is_some() && self.measured()?)
+    }
+
+    /// Is everything measured?
+    pub(crate) fn measured(&self) -> Result<bool> {
+        let done = Progress::read(&self.folder)?.done;
+        Ok(self.measurements.iter().all(|m| done.contains(&m.id)))
     }
 
     /// The rows of its measurements, found by their ids: a folder may hold what was measured on other occasions.
@@ -314,4 +343,44 @@ pub(crate) fn device_flag(device: Device) -> String {
         Device::Cuda(n) => format!("cuda:{n}"),
         _ => "cpu".to_string(),
     }
+}
+
+/// Makes items for a command of `mcl-eval`: below `folder`, which `flag` chooses, and which no other process may make runs in meanwhile.
+/// Says what begins and ends.
+pub(crate) fn make_below(
+    folder: &Path,
+    flag: &'static str,
+    items: &[Item],
+    pending: Vec<usize>,
+    side_by_side: usize,
+    finish: &(dyn Fn(&Item, &Progress) -> Result<()> + Sync),
+    common: &Common,
+) -> Result<()> {
+    std::fs::create_dir_all(folder).map_err(Error::io("cannot make", folder))?;
+    // Two processes would write over each other's rows.
+    let _lock = files::try_lock(&RunFolder::at(folder).lock())?
+        .ok_or_else(|| Error::input(format!("another process makes runs in {}; wait for it", folder.display())))?;
+    let stop = process::watch_signals()?;
+    let eval = process::own_program()?;
+    let runner = Runner {
+        items,
+        side_by_side,
+        programs: Programs { train: eval.with_file_name("mcl-train"), eval },
+        flags: flags(common.data.as_deref(), &device_flag(common.device), common.threads, true),
+        folder_flag: flag,
+        stop: &stop,
+        tell: &|place, event| {
+            let name = &items[place].name;
+            common.say(match event {
+                Event::Begun => format!("{name}: begun"),
+                Event::Finished(seconds) => format!("{name}: finished, {seconds:.0} s in this sitting"),
+                Event::Stopped => format!("{name}: stopped"),
+                Event::Failed(e) => format!("{name}: failed: {e}"),
+            });
+        },
+        finish,
+    };
+    let outcome = runner.run(pending)?;
+    outcome.skipped.iter().for_each(|line| common.warn(line));
+    outcome.end()
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tch::{Device, Kind, Tensor};
 
-use super::{Source, detectron2, mmdet, safetensors, torchscript, torchvision};
+use super::{Source, detectron2, mmdet, onnx, safetensors, timm, torchscript, torchvision};
 use crate::error::{Error, Result};
 use crate::nets::layers::Pass;
 use crate::nets::{Arch, Network};
@@ -12,8 +12,15 @@ use crate::params::{Named, Scope};
 use crate::weights::{self, Classifier, LoadOptions, Weights};
 
 /// Every format by its name for `--to`.
-pub(super) const FORMATS: &[&dyn Format] =
-    &[&torchscript::TorchScript, &torchvision::Torchvision, &mmdet::Mmdet, &detectron2::Detectron2, &safetensors::Safetensors];
+pub(super) const FORMATS: &[&dyn Format] = &[
+    &torchscript::TorchScript,
+    &onnx::Onnx,
+    &timm::Timm,
+    &torchvision::Torchvision,
+    &mmdet::Mmdet,
+    &detectron2::Detectron2,
+    &safetensors::Safetensors,
+];
 
 /// What a written file makes of images.
 pub(super) type Reloaded = Box<dyn Fn(&Tensor) -> Result<Vec<Tensor>>>;
@@ -29,6 +36,11 @@ pub(super) trait Format: Sync {
     /// What its file's name ends with.
     fn extension(&self) -> &'static str;
 
+    /// The name of its file.
+    fn file(&self, arch: &Arch) -> String {
+        format!("{}.{}", arch.name, self.extension())
+    }
+
     /// Has the framework this architecture?
     fn takes(&self, _arch: &Arch) -> bool {
         true
@@ -37,6 +49,11 @@ pub(super) trait Format: Sync {
     /// Has it a place for a classifier?
     fn takes_classifier(&self) -> bool {
         true
+    }
+
+    /// Our names of the tensors of the file: all, or those that the maps depend on.
+    fn names(&self, source: &Source) -> Vec<String> {
+        source.names()
     }
 
     /// The tensors of the file under the names they have there.
@@ -61,7 +78,7 @@ pub(super) trait Format: Sync {
         let options = LoadOptions { allow_partial: true, classifier: Classifier::Optional, ..Default::default() };
         let read = Weights { path: path.to_path_buf(), tensors: self.read(path)?, meta: None };
         let report = weights::load_into(&scope.params(), &read, arch, &options)?;
-        let wanted = source.names();
+        let wanted = self.names(source);
         let lost = report.missing.iter().any(|name| wanted.contains(name));
         if lost || !report.unexpected.is_empty() || !report.misshapen.is_empty() {
             return Err(Error::failed(format!("{} did not come back as it was written: {report}", path.display())));
@@ -75,7 +92,17 @@ pub(super) trait Format: Sync {
         all
     }
 
-    /// The template of README.md; it begins with `common.md`.
+    /// What its own templates ask for as `own`.
+    fn facts(&self, _source: &Source) -> Result<serde_json::Value> {
+        Ok(serde_json::Value::Null)
+    }
+
+    /// More files beside it, each a name and a template.
+    fn extras(&self) -> &'static [(&'static str, &'static str)] {
+        &[]
+    }
+
+    /// The template of README.md, which has `common.md` in it.
     fn readme(&self) -> &'static str;
 
     /// The template of check.py.

@@ -48,6 +48,10 @@ impl Format for Mmdet {
         Ok(frameworks::from_mmdet_swin(&weights::read(path)?.tensors))
     }
 
+    fn extras(&self) -> &'static [(&'static str, &'static str)] {
+        &[("mask_rcnn.py", include_str!("templates/mmdet_mask_rcnn.py"))]
+    }
+
     fn readme(&self) -> &'static str {
         include_str!("templates/mmdet.md")
     }

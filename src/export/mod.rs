@@ -15,8 +15,10 @@
 mod detectron2;
 mod format;
 mod mmdet;
+mod onnx;
 mod package;
 mod safetensors;
+mod timm;
 mod torchscript;
 mod torchvision;
 
@@ -30,11 +32,11 @@ use crate::error::Result;
 use crate::eval::Common;
 use crate::eval::network::{NetworkArgs, PeerChoice, TrainedNetwork};
 use crate::eval::protocol::{Protocol, Shipped, apply_sets, require};
-use crate::nets::{Outputs, script};
+use crate::nets::{Outputs, graph};
 use crate::params::Named;
 use crate::registry;
 use crate::report::{Cell, Table};
-use crate::run::{RunFolder, network_name};
+use crate::run::RunFolder;
 use format::{FORMATS, Format};
 
 /// For `--help`.
@@ -67,7 +69,7 @@ pub struct Args {
 /// From the list, so that a new format is in it.
 fn to_help() -> String {
     let names: Vec<&str> = FORMATS.iter().map(|format| format.name()).collect();
-    format!("One of {}; may be repeated [default: the protocol's]", names.join(", "))
+    format!("One of {}; may be repeated [default: those of the protocol that take the network]", names.join(", "))
 }
 
 /// The keys of the protocol.
@@ -89,13 +91,12 @@ impl Source<'_> {
     fn names(&self) -> Vec<String> {
         match self.with_classifier {
             true => self.network.params.all().map(|(name, _)| name.clone()).collect(),
-            false => script::backbone_names(self.network.arch, &self.network.params),
+            false => graph::backbone_names(self.network.arch, &self.network.params),
         }
     }
 
-    /// These tensors under our names.
-    fn tensors(&self) -> Named {
-        let wanted = self.names();
+    /// The tensors of these names of ours.
+    fn tensors(&self, wanted: &[String]) -> Named {
         self.network.params.named().into_iter().filter(|(name, _)| wanted.contains(name)).collect()
     }
 }
@@ -113,14 +114,14 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
     let options: Options = protocol.options()?;
     require(options.tolerance > 0.0, "tolerance", options.tolerance, "more than 0")?;
     let names = if args.to.is_empty() { &options.targets } else { &args.to };
-    let mut formats: Vec<&dyn Format> = vec![];
+    let mut asked: Vec<&dyn Format> = vec![];
     for name in names {
         let format = *registry::find("export format", name, FORMATS, |f| f.name())?;
-        if !formats.iter().any(|f| f.name() == format.name()) {
-            formats.push(format);
+        if !asked.iter().any(|f| f.name() == format.name()) {
+            asked.push(format);
         }
     }
-    require(!formats.is_empty(), "targets", names, "one or more")?;
+    require(!asked.is_empty(), "targets", names, "one or more")?;
 
     // On the CPU whatever the device: files hold no device, and two devices round differently.
     let here = Common {
@@ -133,17 +134,29 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
         id: None,
     };
     let networks = args.networks.open(&here, PeerChoice::Best)?;
+    networks.iter().try_for_each(|network| network.needs_ours("export"))?;
+    // Formats that were named must take every network; of the protocol's, each network goes to those that take it.
+    let mut plan: Vec<Vec<&dyn Format>> = vec![];
     for network in &networks {
+        let source = Source { network, with_classifier: args.with_classifier };
+        let taken = |format: &&dyn Format| format.takes(network.arch) && (format.takes_classifier() || !args.with_classifier);
+        let named = !args.to.is_empty() || !asked.iter().any(taken);
+        let (formats, others): (Vec<_>, Vec<_>) = asked.iter().copied().partition(|format| named || taken(format));
         for format in &formats {
-            format::accepts(*format, &Source { network, with_classifier: args.with_classifier })?;
+            format::accepts(*format, &source)?;
         }
+        for format in others {
+            common.say(format!("{}: left out {}, which has no place for this {}", network.name, format.name(), network.arch.name));
+        }
+        plan.push(formats);
     }
 
     let mut shown = Table::new("", &["network", "format", "file", "tensors", "largest difference after reload"]);
     let mut made = vec![];
-    for network in &networks {
+    let progress = common.progress("exporting", plan.iter().map(Vec::len).sum(), "files");
+    for (network, formats) in networks.iter().zip(&plan) {
         let source = Source { network, with_classifier: args.with_classifier };
-        for format in &formats {
+        for format in formats {
             let folder = folder(args, network, networks.len()).join(format.name());
             let facts = package::write(*format, &source, &folder, options.tolerance, common.commit)?;
             shown.push(vec![
@@ -154,9 +167,11 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
                 Cell::text(format!("{:.1e}", facts.difference)),
             ]);
             made.push(facts.json(&folder));
+            progress.add(1);
         }
         network.check_unchanged()?;
     }
+    drop(progress);
     if common.json {
         common.print_json(&serde_json::json!({ "exports": made }));
     } else {
@@ -173,7 +188,8 @@ fn folder(args: &Args, network: &TrainedNetwork, networks: usize) -> PathBuf {
         Some(out) if networks == 1 => out.clone(),
         Some(out) => out.join(name),
         None => {
-            let own = network.peer.filter(|_| network.run.is_some()).map_or(name, network_name);
+            let stem = || network.file.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+            let own = network.run.as_ref().and_then(|_| stem()).unwrap_or(name);
             RunFolder::at(&network.out).exports().join(own)
         }
     }

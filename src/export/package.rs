@@ -15,8 +15,8 @@ use super::format::Format;
 use super::{Source, answers};
 use crate::error::{Error, Result};
 use crate::files;
+use crate::nets::graph;
 use crate::nets::layers::Pass;
-use crate::nets::script;
 use crate::params::Scope;
 use crate::rng;
 
@@ -67,9 +67,9 @@ pub(super) fn write(format: &dyn Format, source: &Source, folder: &Path, toleran
     let _guard = tch::no_grad_guard();
     let (network, arch) = (source.network, source.network.arch);
     fs::create_dir_all(folder).map_err(Error::io("cannot make", folder))?;
-    let name = format!("{}.{}", arch.name, format.extension());
+    let name = format.file(arch);
     let file = folder.join(&name);
-    let tensors = format.tensors(source.tensors(), arch)?;
+    let tensors = format.tensors(source.tensors(&format.names(source)), arch)?;
     let run = |images: &Tensor| answers(&network.net.forward(images, Pass::EVAL), source.with_classifier);
     let mut worst = 0.0;
     files::write_with(&file, |temporary| {
@@ -112,9 +112,12 @@ pub(super) fn write(format: &dyn Format, source: &Source, folder: &Path, toleran
         "weights_hash": network.hash, "recipe_hash": meta.recipe, "difference": worst, "version": env!("CARGO_PKG_VERSION"),
         "commit": commit, "tensors": hashes,
     });
-    let facts = facts(format, source, &name, worst);
+    let facts = facts(format, source, &name, worst)?;
     files::write(&folder.join("README.md"), render("README.md", format.readme(), &facts)?.as_bytes())?;
     files::write(&folder.join("check.py"), render("check.py", format.check(arch), &facts)?.as_bytes())?;
+    for (name, template) in format.extras() {
+        files::write(&folder.join(name), render(&format!("{name} of {}", format.name()), template, &facts)?.as_bytes())?;
+    }
     files::write(&folder.join("export.json"), format!("{about:#}\n").as_bytes())?;
     about.as_object_mut().expect("an object").remove("tensors"); // hundreds of hashes: for the file only
     Ok(Facts { file, tensors: tensors.len(), difference: worst, about })
@@ -122,7 +125,7 @@ pub(super) fn write(format: &dyn Format, source: &Source, folder: &Path, toleran
 
 /// Which child gives which map: what IntermediateLayerGetter is told.
 fn layers(source: &Source) -> Vec<(String, String)> {
-    let layers = script::layers(source.network.arch, &source.network.params).into_iter();
+    let layers = graph::layers(source.network.arch, &source.network.params).into_iter();
     layers.filter_map(|(name, map)| map.map(|l| (name, l.to_string()))).collect()
 }
 
@@ -148,7 +151,7 @@ fn up_to_first_map(source: &Source) -> Vec<String> {
 
 /// What the whole network has and the backbone has not, as beginnings of names.
 fn absent(source: &Source) -> Vec<String> {
-    let kept = script::backbone_names(source.network.arch, &source.network.params);
+    let kept = graph::backbone_names(source.network.arch, &source.network.params);
     let mut names: Vec<String> = vec![];
     for (name, _) in source.network.params.all().filter(|(name, _)| !kept.contains(name)) {
         let first = format!("{}.", name.split('.').next().unwrap_or_default());
@@ -160,15 +163,15 @@ fn absent(source: &Source) -> Vec<String> {
 }
 
 /// What the templates are filled with.
-fn facts(format: &dyn Format, source: &Source, file: &str, difference: f64) -> Value {
+fn facts(format: &dyn Format, source: &Source, file: &str, difference: f64) -> Result<Value> {
     let (network, arch, meta) = (source.network, source.network.arch, &source.network.meta);
     let of_255 = |values: [f64; 3]| values.map(|v| (v * 255.0 * 1e6).round() / 1e6);
     let layers = layers(source);
-    json!({
-        "format": format.name(), "framework": format.framework(), "needs": format.needs(arch), "file": file,
+    Ok(json!({
+        "format": format.name(), "own": format.facts(source)?, "framework": format.framework(), "needs": format.needs(arch), "file": file,
         "arch": arch.name, "image_size": arch.image_size, "norm": arch.norm, "maps": arch.maps,
         "channels": arch.maps.iter().map(|(channels, _)| *channels).collect::<Vec<_>>(),
-        "torchvision": arch.elsewhere.torchvision, "mmdet": arch.elsewhere.mmdet, "detectron2": arch.elsewhere.detectron2,
+        "torchvision": arch.elsewhere.torchvision, "timm": arch.elsewhere.timm, "mmdet": arch.elsewhere.mmdet, "detectron2": arch.elsewhere.detectron2,
         "with_classifier": source.with_classifier, "classes": meta.classes.len(),
         "mean": meta.mean, "std": meta.std, "mean255": of_255(meta.mean), "std255": of_255(meta.std),
         "origin": { "network": network.name, "dataset": meta.dataset, "method": network.method, "file": network.file.display().to_string() },
@@ -176,7 +179,7 @@ fn facts(format: &dyn Format, source: &Source, file: &str, difference: f64) -> V
         // A network whose maps all come out of one child cannot be cut by children.
         "layers_are_children": layers.len() == arch.depth, "layers": layers,
         "up_to_first_map": up_to_first_map(source), "absent": absent(source),
-    })
+    }))
 }
 
 /// Fills a template. A fact that it asks for and that is not there is an error, as is a mistake in the template.

@@ -25,21 +25,7 @@ impl Format for Safetensors {
     }
 
     fn write(&self, path: &Path, source: &Source, tensors: &Named) -> Result<()> {
-        let (network, meta) = (source.network, &source.network.meta);
-        let meta = weights::Meta {
-            arch: network.arch.name.to_string(),
-            classes: if source.with_classifier { meta.classes.clone() } else { vec![] },
-            image_size: meta.image_size,
-            mean: meta.mean,
-            std: meta.std,
-            interpolation: "bilinear".to_string(),
-            run: network.name.clone(),
-            recipe: meta.recipe.clone(),
-            peer: network.peer,
-            dataset: meta.dataset.clone(),
-            epoch: meta.epoch,
-        };
-        weights::save_safetensors(path, tensors, &meta)
+        weights::save_safetensors(path, tensors, &meta(source))
     }
 
     fn readme(&self) -> &'static str {
@@ -53,5 +39,23 @@ impl Format for Safetensors {
 
     fn needs(&self, arch: &Arch) -> &'static str {
         if arch.elsewhere.torchvision.is_some() { "safetensors and torchvision" } else { "safetensors and numpy" }
+    }
+}
+
+/// What one must know to use the network, for the header.
+pub(super) fn meta(source: &Source) -> weights::Meta {
+    let (network, meta) = (source.network, &source.network.meta);
+    weights::Meta {
+        arch: network.arch.name.to_string(),
+        classes: if source.with_classifier { meta.classes.clone() } else { vec![] },
+        image_size: meta.image_size,
+        mean: meta.mean,
+        std: meta.std,
+        interpolation: "bilinear".to_string(),
+        run: network.name.clone(),
+        recipe: meta.recipe.clone(),
+        peer: network.peer,
+        dataset: meta.dataset.clone(),
+        epoch: meta.epoch,
     }
 }

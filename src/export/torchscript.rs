@@ -9,7 +9,7 @@ use super::Source;
 use super::format::{Format, Reloaded};
 use crate::error::{Error, Result};
 use crate::nets::Arch;
-use crate::nets::script::{self, Answer};
+use crate::nets::graph::{self, Answer};
 use crate::params::Named;
 use crate::weights::torchscript;
 
@@ -30,7 +30,7 @@ impl Format for TorchScript {
 
     fn write(&self, path: &Path, source: &Source, _: &Named) -> Result<()> {
         let answer = if source.with_classifier { Answer::Logits } else { Answer::Maps };
-        torchscript::save(path, &script::module(source.network.arch, &source.network.params, answer))
+        torchscript::save(path, &graph::module(source.network.arch, &source.network.params, answer))
     }
 
     /// The archive answers itself; by libtorch's account it must hold the tensors that were promised, and no others.

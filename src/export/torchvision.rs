@@ -35,6 +35,10 @@ impl Format for Torchvision {
         weights::save_pth(path, tensors)
     }
 
+    fn extras(&self) -> &'static [(&'static str, &'static str)] {
+        &[("export.py", include_str!("templates/export.py"))]
+    }
+
     fn readme(&self) -> &'static str {
         include_str!("templates/torchvision.md")
     }

@@ -26,6 +26,8 @@ pub struct Contrast {
     positives: Tensor,
     /// True at columns that are no contrast sample (the anchor itself), which leave every denominator. [B, K].
     own: Option<Tensor>,
+    /// Minus infinity where `own` is true, else 0: added, it takes those columns out of a sum of exponentials. [B, K].
+    barrier: Option<Tensor>,
     tau: f64,
 }
 
@@ -36,7 +38,8 @@ impl Contrast {
         let own = Tensor::eye(labels.size()[0], (Kind::Bool, labels.device()));
         let mates = labels.unsqueeze(1).eq_tensor(&labels.unsqueeze(0)).logical_and(&own.logical_not()).to_kind(kind);
         let positives = &mates / mates.sum_dim_intlist(1i64, true, None);
-        Contrast { positives, own: Some(own), tau }
+        let barrier = Some(positives.zeros_like().masked_fill_(&own, f64::NEG_INFINITY));
+        Contrast { positives, own: Some(own), barrier, tau }
     }
 
     /// Memory mining: the first `positives` columns are the positives, all columns count. `like` [.., B, K] gives shape and place.
@@ -44,7 +47,7 @@ impl Contrast {
         let size = like.size();
         let row = Tensor::zeros([1, size[size.len() - 1]], (like.kind(), like.device()));
         let _ = row.narrow(1, 0, positives).fill_(1.0 / positives as f64);
-        Contrast { positives: row, own: None, tau }
+        Contrast { positives: row, own: None, barrier: None, tau }
     }
 
     /// How many negatives an anchor has, mean over the batch: a scalar tensor.
@@ -56,8 +59,8 @@ impl Contrast {
 
     /// log of the denominator of Eq. 2 and 5, row by row. `scores` [.., B, K] -> [.., B].
     fn log_sum(&self, scores: &Tensor) -> Tensor {
-        match &self.own {
-            Some(own) => scores.masked_fill(own, f64::NEG_INFINITY).logsumexp(-1, false),
+        match &self.barrier {
+            Some(barrier) => (scores + barrier).logsumexp(-1, false),
             None => scores.logsumexp(-1, false),
         }
     }
@@ -133,6 +136,22 @@ pub fn vcl(v: &Tensor, contrast: &Contrast) -> Tensor {
 pub fn icl(a: &Tensor, b: &Tensor, contrast: &Contrast) -> Tensor {
     let (scores, log_sum) = block(a, b, contrast);
     contrast.hard(&scores, &log_sum).mean(None)
+}
+
+/// `icl` of each of these pairs of embeddings. On a device all at once: starting a kernel costs more there than such small ones compute.
+pub(crate) fn icls(embeds: &[&Tensor], pairs: &[(usize, usize)], contrast: &Contrast) -> Vec<Tensor> {
+    if pairs.is_empty() || !embeds[0].device().is_cuda() {
+        return pairs.iter().map(|&(a, b)| icl(embeds[a], embeds[b], contrast)).collect();
+    }
+    let side = |pick: fn(&(usize, usize)) -> usize| Tensor::stack(&pairs.iter().map(|p| embeds[pick(p)]).collect::<Vec<_>>(), 0);
+    let scores = side(|p| p.0).matmul(&side(|p| p.1).transpose(1, 2)) / contrast.tau;
+    contrast.hard(&scores, &contrast.log_sum(&scores)).mean_dim(1i64, false, None).unbind(0)
+}
+
+/// L^ICL of every ordered pair of N embeddings [N, B, d] at once: row a, column b, anchors from a; the diagonal is VCL. [N, N].
+pub(crate) fn icl_of_all(stacked: &Tensor, contrast: &Contrast) -> Tensor {
+    let scores = stacked.unsqueeze(1).matmul(&stacked.transpose(1, 2).unsqueeze(0)) / contrast.tau; // [N, N, B, B]
+    contrast.hard(&scores, &contrast.log_sum(&scores)).mean_dim(-1i64, false, None)
 }
 
 /// T^2 KL(p_teacher || p_student), a term of Eq. 8. Both [B, d]; the teacher is detached. Mean over anchors.
@@ -245,6 +264,7 @@ pub fn l_mcl(
     let table = pairs.table(lambda); // [N, N, B]
     let both = Tensor::cat(&[lambda, lambda], 0); // [2P, B]
     let sum = |weights: &Tensor, rows: Tensor| (rows * weights).sum(None) * (2.0 / anchors);
+    let squared = |value: Tensor| if t2 == 1.0 { value } else { value * t2 };
 
     let vcl = sum(&table.sum_dim_intlist(1i64, false, None), contrast.hard(&intra, &intra_sum));
     let icl = sum(&both, contrast.hard(&cross, &cross_sum));
@@ -254,11 +274,11 @@ pub fn l_mcl(
     // Eq. 8 for every two embeddings at once: [B, N, N], teacher i by student j, as `Distribution::kl`.
     let meet = targets.intra.prob.permute([1, 0, 2]).matmul(&p.log_p.permute([1, 2, 0]));
     let kl = targets.intra.negentropy.tr().unsqueeze(2) - meet;
-    let soft_vcl = sum(&table.permute([2, 0, 1]), kl) * t2;
+    let soft_vcl = squared(sum(&table.permute([2, 0, 1]), kl));
     // Eq. 9: the target of q_{a->b} is q_{b->a}, the block of the other half.
     let shift = pairs.list.len() as i64;
     let other = Target { prob: targets.cross.prob.roll(shift, 0), negentropy: targets.cross.negentropy.roll(shift, 0) };
-    let soft_icl = sum(&both, q.kl(&other)) * t2;
+    let soft_icl = squared(sum(&both, q.kl(&other)));
     (Parts { vcl, icl, soft_vcl, soft_icl }, targets)
 }
 

@@ -14,6 +14,11 @@ pub(crate) fn smooth_ce(logits: &Tensor, targets: &Tensor, smoothing: f64) -> Te
 
 /// L^task of one network, Eq. 14: the cross-entropies of all its classifiers, branches included, with smoothed labels. Each [B, C].
 pub fn task(logits: &[Tensor], targets: &Tensor, smoothing: f64) -> Tensor {
+    if logits.len() > 1 && logits[0].device().is_cuda() {
+        // One loss of all rows: starting a kernel costs more there than such small ones compute.
+        let times = [&[logits.len() as i64], vec![1; targets.dim() - 1].as_slice()].concat();
+        return smooth_ce(&Tensor::cat(logits, 0), &targets.repeat(times), smoothing) * logits.len() as f64;
+    }
     let mut rows = logits.iter().map(|z| smooth_ce(z, targets, smoothing));
     let first = rows.next().expect("a network has a classifier");
     rows.fold(first, |sum, row| sum + row)

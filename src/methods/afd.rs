@@ -5,7 +5,10 @@
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-use super::{Clock, Group, Method, MethodSpec, Rate, Task, at_least, mutual_rows, positive, read_options, resolved, task_rows, weights};
+use super::{
+    Clock, Frozen, Group, Method, MethodSpec, Rate, Reported, Task, at_least, mutual_rows, positive, read_options, resolved, task_rows,
+    weights,
+};
 use crate::cohort::Cohort;
 use crate::data::Batch;
 use crate::error::{Error, Result};
@@ -20,6 +23,8 @@ pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "afd",
     about: "Feature-map-level Online Adversarial Knowledge Distillation (Chung et al. 2020)",
     needs: "independent networks, M >= 2; two gradients a step, the adversarial one with Adam; ships all",
+    reported: Reported::All,
+    frozen: Frozen::Refused("networks also learn each other's feature maps in a cycle, in which every teacher is a student"),
     presets: &[],
     build,
 };
@@ -144,7 +149,7 @@ impl Method for Afd {
     fn losses(&self, outs: &[Outputs], batch: &Batch, _: Clock) -> Result<Terms> {
         let mut terms = Terms::default();
         task_rows(&mut terms, outs, &batch.labels, self.smoothing);
-        mutual_rows(&mut terms, outs, self.options.temperature);
+        mutual_rows(&mut terms, outs, &[], self.options.temperature);
         let maps = self.maps(outs)?;
         for (m, (map, judge)) in maps.iter().zip(&self.discriminators).enumerate() {
             let before = &maps[(m + maps.len() - 1) % maps.len()];

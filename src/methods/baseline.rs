@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-use super::{Clock, Method, MethodSpec, Task, read_options, resolved, task_rows};
+use super::{Clock, Frozen, Method, MethodSpec, Reported, Task, read_options, resolved, task_rows};
 use crate::data::Batch;
 use crate::error::Result;
 use crate::losses::terms::Terms;
@@ -13,6 +13,8 @@ pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "baseline",
     about: "independent training with cross-entropy",
     needs: "independent networks, M >= 1; ships all",
+    reported: Reported::All,
+    frozen: Frozen::Refused("its networks learn from labels alone"),
     presets: &[],
     build,
 };

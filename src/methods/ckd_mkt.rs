@@ -6,7 +6,9 @@
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Reduction, Tensor};
 
-use super::{Batches, Clock, Method, MethodSpec, Needs, Start, Task, at_least, count, positive, read_options, resolved, weights};
+use super::{
+    Batches, Clock, Frozen, Method, MethodSpec, Needs, Reported, Start, Task, at_least, count, positive, read_options, resolved, weights,
+};
 use crate::cohort::{Cohort, CohortOptions};
 use crate::data::Batch;
 use crate::error::{Error, Result};
@@ -22,6 +24,8 @@ pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "ckd_mkt",
     about: "Collaborative Knowledge Distillation via Multi-knowledge Transfer (Gou et al. 2022)",
     needs: "independent networks, M >= 2; a first phase of as many epochs trains self-teachers; ships all",
+    reported: Reported::All,
+    frozen: Frozen::Refused("a peer also teaches by relations between features, and its self-teachers are those of its own first phase"),
     presets: &[],
     build,
 };

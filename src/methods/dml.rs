@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-use super::{Clock, Method, MethodSpec, Task, at_least, mutual_rows, positive, read_options, resolved, task_rows};
+use super::parts::frozen::Said;
+use super::{Clock, Frozen, Method, MethodSpec, Reported, Task, at_least, mutual_rows, positive, read_options, resolved, task_rows};
 use crate::data::Batch;
 use crate::error::Result;
 use crate::losses::terms::Terms;
@@ -12,7 +13,9 @@ use crate::nets::Outputs;
 pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "dml",
     about: "Deep Mutual Learning (Zhang et al. 2018)",
-    needs: "independent networks, M >= 2; ships all",
+    needs: "independent networks, M >= 2, or one and a frozen one; ships all",
+    reported: Reported::All,
+    frozen: Frozen::Teach("as one more peer"),
     presets: PRESETS,
     build,
 };
@@ -36,13 +39,14 @@ impl Default for Options {
 struct Dml {
     options: Options,
     smoothing: f64,
+    frozen: Said,
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
     let options: Options = read_options(&SPEC, options)?;
     positive("temperature", options.temperature)?;
-    at_least("dml", 2, task.archs.len(), "a network learns from its peers")?;
-    Ok(Box::new(Dml { options, smoothing: task.label_smoothing }))
+    at_least("dml", 2, task.archs.len() + task.frozen, "a network learns from its peers, of which [cohort] frozen may be one")?;
+    Ok(Box::new(Dml { options, smoothing: task.label_smoothing, frozen: Said::by(task.frozen) }))
 }
 
 impl Method for Dml {
@@ -54,11 +58,15 @@ impl Method for Dml {
         true
     }
 
+    fn taught_by(&mut self, frozen: Vec<Tensor>) {
+        self.frozen.hear(frozen);
+    }
+
     /// All networks step at once on one batch; the official loop feeds each network a batch of its own.
     fn mixed_losses(&self, _: &[Outputs], mixed: &[Outputs], targets: &Tensor, _: &Batch, _: Clock) -> Result<Terms> {
         let mut terms = Terms::default();
         task_rows(&mut terms, mixed, targets, self.smoothing);
-        mutual_rows(&mut terms, mixed, self.options.temperature);
+        mutual_rows(&mut terms, mixed, self.frozen.logits()?, self.options.temperature);
         Ok(terms)
     }
 }

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use super::{
-    Clock, Group, Method, MethodSpec, Needs, Rate, Task, at_least, map_shapes, mutual_rows, one_architecture, positive, read_options,
-    resolved, task_rows, weights,
+    Clock, Frozen, Group, Method, MethodSpec, Needs, Rate, Reported, Task, at_least, map_shapes, mutual_rows, one_architecture, positive,
+    read_options, resolved, task_rows, weights,
 };
 use crate::cohort::{Cohort, Peer};
 use crate::data::Batch;
@@ -25,6 +25,8 @@ pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "ffsd",
     about: "Feature Fusion and Self-Distillation (Li et al. 2022)",
     needs: "independent networks of one architecture, M >= 2, and a leader it adds; ships the leader",
+    reported: Reported::First,
+    frozen: Frozen::Refused("its leader learns from the peers' feature maps, which are fused while they learn"),
     presets: &[],
     build,
 };
@@ -278,7 +280,7 @@ impl Method for Ffsd {
         let leader = &outs[leader_at];
         let mut terms = Terms::default();
         task_rows(&mut terms, outs, &batch.labels, self.smoothing);
-        mutual_rows(&mut terms, students, temperature);
+        mutual_rows(&mut terms, students, &[], temperature);
         for (m, pair) in students.windows(2).enumerate().map(|(i, pair)| (i + 1, pair)) {
             let before = self.last(&pair[0]).detach();
             terms.add_for(m, "diversity", lambda_div * warm, diversity(&attention(self.last(&pair[1])), &attention(&before)));

@@ -4,8 +4,10 @@
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
+use super::parts::frozen::Said;
 use super::{
-    Batches, Clock, Method, MethodSpec, Needs, Start, Task, Views, at_least, positive, read_options, resolved, task_rows, weights,
+    Batches, Clock, Frozen, Method, MethodSpec, Needs, Reported, Start, Task, Views, at_least, positive, read_options, resolved, task_rows,
+    weights,
 };
 use crate::cohort::Cohort;
 use crate::data::Batch;
@@ -15,11 +17,15 @@ use crate::losses::terms::Terms;
 use crate::nets::Outputs;
 use crate::nets::layers::Mode;
 use crate::params::Named;
+use crate::system::arrival;
+use crate::system::device::Precision;
 
 pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "kdcl",
     about: "Online Knowledge Distillation via Collaborative Learning (Guo et al. 2020)",
-    needs: "independent networks, M >= 2, a view each; teacher = \"general\" needs data.holdout; ships all",
+    needs: "independent networks, M >= 2, or one and a frozen one, a view each; the default teacher is general with data.holdout, linear without; ships all",
+    reported: Reported::All,
+    frozen: Frozen::Teach("as one more candidate for the teacher"),
     presets: &[],
     build,
 };
@@ -41,8 +47,9 @@ enum Teacher {
 #[derive(Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
-    /// The L-MCL paper describes the general one; it is also the original's best on CIFAR-100.
-    teacher: Teacher,
+    /// The L-MCL paper describes the general one, which is also the original's best on CIFAR-100; it needs held-out images. Without them,
+    /// and where a recipe does not say, the linear one: with minlogit the original's best on ImageNet.
+    teacher: Option<Teacher>,
     temperature: f64,
     /// Of the divergences from the teacher (lambda).
     weight: f64,
@@ -52,29 +59,37 @@ struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { teacher: Teacher::General, temperature: 2.0, weight: 1.0, clip_nonneg: false }
+        Options { teacher: None, temperature: 2.0, weight: 1.0, clip_nonneg: false }
     }
 }
 
 struct Kdcl {
+    /// With the teacher resolved.
     options: Options,
-    /// w of the general teacher, [M] on the CPU.
+    teacher: Teacher,
+    /// w of the general teacher on the CPU, [M + F]: networks that learn, then those that do not.
     mixture: Tensor,
     smoothing: f64,
+    frozen: Said,
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
-    let options: Options = read_options(&SPEC, options)?;
+    let mut options: Options = read_options(&SPEC, options)?;
+    let teacher = *options.teacher.get_or_insert(if task.holdout > 0 { Teacher::General } else { Teacher::Linear });
     positive("temperature", options.temperature)?;
     weights(&[("weight", options.weight)])?;
-    at_least("kdcl", 2, task.archs.len(), "the teacher is put together from several networks")?;
-    if options.teacher == Teacher::General && task.holdout == 0 {
+    let candidates = task.archs.len() + task.frozen;
+    at_least("kdcl", 2, candidates, "the teacher is put together from several networks, of which [cohort] frozen may be one")?;
+    if task.frozen > 0 && options.weight == 0.0 {
+        return Err(Error::input("kdcl with method.weight = 0 leaves networks of [cohort] frozen nothing to teach by; accepted: above 0"));
+    }
+    if teacher == Teacher::General && task.holdout == 0 {
         return Err(Error::input(
-            "kdcl weighs its networks by their errors on held-out images, and data.holdout = 0; set data.holdout=20, or method.teacher to naive, minlogit or linear",
+            "kdcl with method.teacher = general weighs its networks by their errors on held-out images, and data.holdout = 0; set data.holdout=20, or leave the teacher out, which then is linear",
         ));
     }
-    let mixture = uniform(task.archs.len() as i64);
-    Ok(Box::new(Kdcl { options, mixture, smoothing: task.label_smoothing }))
+    let mixture = uniform(candidates as i64);
+    Ok(Box::new(Kdcl { options, teacher, mixture, smoothing: task.label_smoothing, frozen: Said::by(task.frozen) }))
 }
 
 fn uniform(count: i64) -> Tensor {
@@ -143,8 +158,10 @@ pub fn error_products(logits: &Tensor, labels: &Tensor) -> Tensor {
     rows.matmul(&rows.tr())
 }
 
-fn stacked(outs: &[Outputs]) -> Tensor {
-    Tensor::stack(&outs.iter().map(|o| o.logit().detach()).collect::<Vec<_>>(), 0)
+/// The logits of all candidates for the teacher, [M + F, B, C].
+fn stacked(outs: &[Outputs], frozen: &[Tensor]) -> Tensor {
+    let all = outs.iter().map(|o| o.logit().detach()).chain(frozen.iter().map(Tensor::shallow_clone));
+    Tensor::stack(&all.collect::<Vec<_>>(), 0)
 }
 
 impl Method for Kdcl {
@@ -158,11 +175,11 @@ impl Method for Kdcl {
 
     fn epoch_start(&mut self, cohort: &mut Cohort, holdout: Option<&mut Batches>, clock: Clock) -> Result<Start> {
         // Networks that have learnt nothing yet count the same.
-        if self.options.teacher != Teacher::General || clock.epoch == 0 {
+        if self.teacher != Teacher::General || clock.epoch == 0 {
             return Ok(Start::Continued);
         }
         let _guard = tch::no_grad_guard();
-        let count = cohort.peers.len() as i64;
+        let count = (cohort.peers.len() + cohort.frozen.len()) as i64;
         let mut products = Tensor::zeros([count, count], (Kind::Double, Device::Cpu)); // on the CPU: M numbers
         let mut images = 0;
         for batch in holdout.ok_or_else(|| Error::failed("kdcl was not given the held-out images"))? {
@@ -170,7 +187,8 @@ impl Method for Kdcl {
             let device = cohort.peers[0].net.classifier.weight.device();
             batch.views.iter_mut().for_each(|v| *v = v.to_device(device));
             batch.labels = batch.labels.to_device(device);
-            products += error_products(&stacked(&cohort.forward(&batch, Mode::Eval)), &batch.labels);
+            let frozen = cohort.frozen_logits(&batch, Precision::F32);
+            products += error_products(&stacked(&cohort.forward(&batch, Mode::Eval), &frozen), &batch.labels);
             images += batch.labels.size()[0];
         }
         let mut mixture = general(&(products / images as f64));
@@ -182,14 +200,18 @@ impl Method for Kdcl {
         Ok(Start::Continued)
     }
 
+    fn taught_by(&mut self, frozen: Vec<Tensor>) {
+        self.frozen.hear(frozen);
+    }
+
     fn losses(&self, outs: &[Outputs], batch: &Batch, _: Clock) -> Result<Terms> {
         let mut terms = Terms::default();
         task_rows(&mut terms, outs, &batch.labels, self.smoothing);
-        let logits = stacked(outs);
+        let logits = stacked(outs, self.frozen.logits()?);
         let mixed = |w: &Tensor| {
-            (w.to_kind(logits.kind()).to_device(logits.device()).view([-1, 1, 1]) * &logits).sum_dim_intlist(0i64, false, None)
+            (arrival::send(&w.to_kind(logits.kind()), logits.device()).view([-1, 1, 1]) * &logits).sum_dim_intlist(0i64, false, None)
         };
-        let (teacher, mixture) = match self.options.teacher {
+        let (teacher, mixture) = match self.teacher {
             Teacher::Naive => (naive(&logits, &batch.labels), None),
             Teacher::Minlogit => (minlogit(&logits, &batch.labels), None),
             Teacher::Linear => {
@@ -200,9 +222,10 @@ impl Method for Kdcl {
         };
         for (m, own) in outs.iter().enumerate() {
             terms.add_for(m, "ens", self.options.weight, logit::kl(&teacher, own.logit(), self.options.temperature));
-            if let Some(w) = &mixture {
-                terms.note(format!("teacher.peer{m}"), &w.get(m as i64));
-            }
+        }
+        for (m, weight) in mixture.iter().flat_map(|w| w.unbind(0)).enumerate() {
+            let name = if m < outs.len() { format!("teacher.peer{m}") } else { format!("teacher.frozen{}", m - outs.len()) };
+            terms.note(name, &weight);
         }
         Ok(terms)
     }

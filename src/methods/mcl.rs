@@ -4,17 +4,22 @@
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
+use super::parts::frozen::Said;
 use super::parts::information::{self, Samples};
 use super::parts::memory_bank::{BankSetup, MemoryBank};
 use super::parts::mode::Mode;
 use super::parts::projector::Projector;
 use super::{
-    Clock, Group, Method, MethodSpec, Needs, Task, at_least, count, mutual_rows, paired_classes, positive, read_options, resolved,
-    shared_trunk, task_rows, weights,
+<<<<<<< HEAD
+    Clock, Frozen, Group, Method, MethodSpec, Needs, Outcome, Reported, Task, at_least, contrast_limits, mutual_rows, paired_classes,
+=======
+    Clock, EpochMeans, Group, Method, MethodSpec, Needs, Outcome, Reported, Task, at_least, contrast_limits, mutual_rows, paired_classes,
+>>>>>>> paper
+    positive, projector_memory, read_options, resolved, shared_trunk, task_rows, weights,
 };
 use crate::cohort::Cohort;
 use crate::data::{Batch, Sampling};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::losses::contrast::{self, Contrast, SoftTerms};
 use crate::losses::logit;
 use crate::losses::terms::Terms;
@@ -28,6 +33,8 @@ pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "mcl",
     about: "Mutual Contrastive Learning (Yang et al. 2022)",
     needs: "independent networks (branch = true: one architecture, all stages but the last two shared), M >= 2, class pairs or a memory bank; ships all",
+    reported: Reported::All,
+    frozen: Frozen::Teach("as one more peer of the logit level (method.logit = \"dml\" or \"ensemble\")"),
     presets: PRESETS,
     build,
 };
@@ -72,7 +79,7 @@ struct Options {
     /// Contrast samples of other classes drawn from a bank.
     negatives: usize,
     branch: bool,
-    /// The paper's rows may include logit distillation (the released numbers without are lower): both can be run.
+    /// None in the paper's text, which calls logit distillation new in L-MCL; protocols/paper/README.md says what speaks against it.
     logit: Logit,
     /// T of the logit level.
     temperature: f64,
@@ -106,6 +113,7 @@ struct Mcl {
     shared_stages: usize,
     smoothing: f64,
     ranks: Ranks,
+    frozen: Said,
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
@@ -114,10 +122,15 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
     positive("tau", tau)?;
     positive("temperature", options.temperature)?;
     weights(&[("alpha", options.alpha), ("beta", options.beta)])?;
-    count("dim", options.dim, 1)?;
-    count("negatives", options.negatives as i64, 1)?;
+    contrast_limits(options.dim, options.negatives, 1)?;
     at_least("mcl", 2, task.archs.len(), "networks contrast their embeddings with each other's")?;
+    if task.frozen > 0 && options.logit == Logit::None {
+        return Err(Error::input(
+            "mcl with method.logit = \"none\" leaves networks of [cohort] frozen nothing to teach by: embeddings are compared between heads that learn; set method.logit=\"dml\" or \"ensemble\"",
+        ));
+    }
     let shared_stages = shared_trunk("mcl", task.archs, options.branch, 2)?;
+    projector_memory(options.dim, task.archs.iter().map(|arch| arch.dim), 0)?;
     let scope = Scope::root(rng::derive(task.seed, "heads", 0), task.device, task.kind);
     let norm = options.mode.norm();
     let heads = task.archs.iter().enumerate().map(|(m, arch)| Projector::new(scope.sub(m), arch.dim, options.dim, norm)).collect();
@@ -130,6 +143,7 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
             networks: task.archs.len(),
             dim: options.dim,
             negatives: options.negatives,
+            batch: task.batch,
             layout: options.mode.bank_layout(),
             labels: task.train_labels,
             device: task.device,
@@ -148,6 +162,7 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
         shared_stages,
         smoothing: task.label_smoothing,
         ranks: task.ranks,
+        frozen: Said::by(task.frozen),
     }))
 }
 
@@ -175,6 +190,14 @@ impl Method for Mcl {
         true
     }
 
+    fn asks_unmixed(&self) -> bool {
+        true
+    }
+
+    fn taught_by(&mut self, frozen: Vec<Tensor>) {
+        self.frozen.hear(frozen);
+    }
+
     fn mixed_losses(&self, outs: &[Outputs], mixed: &[Outputs], targets: &Tensor, batch: &Batch, _: Clock) -> Result<Terms> {
         let mut terms = Terms::default();
         task_rows(&mut terms, mixed, targets, self.smoothing);
@@ -198,11 +221,13 @@ impl Method for Mcl {
         for ((name, value), weight) in parts.named().into_iter().zip([alpha, alpha, beta, beta]) {
             terms.add(name, weight, value.shallow_clone());
         }
+        let frozen = self.frozen.logits()?;
         match self.options.logit {
             Logit::None => {}
-            Logit::Dml => mutual_rows(&mut terms, mixed, temperature),
+            Logit::Dml => mutual_rows(&mut terms, mixed, frozen, temperature),
             Logit::Ensemble => {
-                let mean = logit::mean(&mixed.iter().map(|o| o.logit().detach()).collect::<Vec<_>>());
+                let all = mixed.iter().map(|o| o.logit().detach()).chain(frozen.iter().map(Tensor::shallow_clone));
+                let mean = logit::mean(&all.collect::<Vec<_>>());
                 // The released code teaches both of two networks, and of more only the last.
                 let first = if mode == Mode::Reference && mixed.len() > 2 { mixed.len() - 1 } else { 0 };
                 for (m, own) in mixed.iter().enumerate().skip(first) {
@@ -217,6 +242,12 @@ impl Method for Mcl {
         vec![Group::new("heads", self.head_params.shallow_clone(), self.rule)]
     }
 
+    fn settle(&mut self, outcome: Outcome<'_>) {
+        if let Some(bank) = &mut self.bank {
+            bank.settle(outcome);
+        }
+    }
+
     fn after_batch(&mut self, outs: &[Outputs], batch: &Batch, _: Clock) -> Result<()> {
         if self.bank.is_some() {
             let _guard = tch::no_grad_guard();
@@ -228,8 +259,12 @@ impl Method for Mcl {
         Ok(())
     }
 
-    fn remarks(&self, means: &[(String, f64)]) -> Vec<String> {
-        information::remark(means).into_iter().collect()
+    fn remarks(&self, epochs: &[EpochMeans]) -> Vec<String> {
+        information::remark(epochs).into_iter().collect()
+    }
+
+    fn last_embeddings(&self, outs: &[Outputs]) -> Option<Vec<Tensor>> {
+        Some(self.embed(outs))
     }
 
     fn state(&self) -> Named {

@@ -12,6 +12,7 @@ pub mod okddip;
 pub mod one;
 pub mod parts;
 pub mod pcl;
+mod refusals;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -20,7 +21,6 @@ use tch::{Device, Kind, Tensor};
 use crate::cohort::{Cohort, CohortOptions, Peer};
 use crate::data::{Batch, Sampling};
 use crate::error::{Error, Result};
-use crate::losses::logit;
 use crate::losses::terms::Terms;
 use crate::nets::layers::Pass;
 use crate::nets::{Arch, Network, Outputs};
@@ -29,6 +29,9 @@ use crate::params::{Named, Params};
 use crate::recipe::Recipe;
 use crate::registry;
 use crate::system::ranks::Ranks;
+pub use parts::frozen::Frozen;
+use parts::rows::{mutual_rows, task_rows};
+use refusals::{at_least, below_one, contrast_limits, count, one_architecture, paired_classes, positive, projector_memory, weights};
 
 /// Every method, in the order they are listed.
 pub const METHODS: &[MethodSpec] = &[
@@ -53,10 +56,41 @@ pub struct MethodSpec {
     pub about: &'static str,
     /// What it needs and ships, in a few words, for `list methods`.
     pub needs: &'static str,
+    /// Which of the shipped networks are the method's result.
+    pub reported: Reported,
+    /// What networks that do not learn (`[cohort] frozen`) do in it, or why there are none.
+    pub frozen: Frozen,
     /// Sets of values for the keys that a recipe leaves out, name and TOML, beside "paper": the defaults.
     presets: &'static [(&'static str, &'static str)],
     /// Reads its own options (the `[method]` table without `name`), refuses what it cannot do.
     pub build: fn(&Task, toml::Table) -> Result<Box<dyn Method>>,
+}
+
+/// Which of the networks that ship count as the method's result in tables. Epochs of a first phase (CKD-MKT's) never do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reported {
+    /// All of them; a run's number is their mean. PCL ships its mean teachers, so these are meant.
+    All,
+    /// The first: the leader its paper keeps (OKDDip, FFSD).
+    First,
+}
+
+impl Reported {
+    /// For lists.
+    pub fn words(self) -> &'static str {
+        match self {
+            Reported::All => "mean of the shipped networks",
+            Reported::First => "the leader, shipped first",
+        }
+    }
+
+    /// How many of so many shipped networks, from the first.
+    pub fn of(self, shipped: usize) -> usize {
+        match self {
+            Reported::All => shipped,
+            Reported::First => shipped.min(1),
+        }
+    }
 }
 
 impl MethodSpec {
@@ -80,6 +114,8 @@ pub fn names() -> Vec<&'static str> {
 pub struct Task<'a> {
     /// The architectures of the recipe's networks.
     pub archs: &'a [&'static Arch],
+    /// How many networks teach beside them and do not learn.
+    pub frozen: usize,
     /// How many classes the dataset has.
     pub classes: i64,
     /// The labels of the training split, in its order: memory banks key on them.
@@ -110,6 +146,7 @@ impl<'a> Task<'a> {
         let train = &recipe.train;
         Task {
             archs,
+            frozen: recipe.cohort.frozen.len(),
             classes,
             train_labels,
             batch: train.batch,
@@ -261,6 +298,19 @@ pub struct Stepped<'a> {
     pub outs: &'a [Outputs],
     /// Where the step stands.
     pub clock: Clock,
+    /// On a device that nobody waits for, a scalar there: where it is 1 the step was not finite, and nothing may change.
+    pub skip: Option<&'a Tensor>,
+}
+
+/// What became of a step whose batches a method has seen.
+#[derive(Debug, Clone, Copy)]
+pub enum Outcome<'a> {
+    /// It counts.
+    Stands,
+    /// Its numbers were not finite: everything is to be as before it.
+    Undone,
+    /// Undone where this scalar on the device is 1, as `Stepped::skip`.
+    UndoneWhere(&'a Tensor),
 }
 
 /// A training method. `losses` may be evaluated many times on one batch (the bilevel scheme does): it changes nothing but the
@@ -290,10 +340,15 @@ pub trait Method: Send {
         cohort.peers.iter().collect()
     }
 
-    /// Once per batch, before the forward pass: draw negatives, run mean teachers.
+    /// Once per batch, before the forward pass: draw negatives, run mean teachers. Labels and places are in host memory if the step was
+    /// given them there.
     fn prepare(&mut self, _batch: &Batch, _clock: Clock) -> Result<()> {
         Ok(())
     }
+
+    /// Before `losses` and `mixed_losses`, where there are networks that do not learn: what they say of the same images (of the mixed ones
+    /// where they are mixed), F x [B, C] without a graph. For methods that let them teach (`MethodSpec::frozen`).
+    fn taught_by(&mut self, _frozen: Vec<Tensor>) {}
 
     /// The terms to be minimised on a batch. A method that `mixes` writes `mixed_losses` alone: this is the same with nothing mixed.
     fn losses(&self, outs: &[Outputs], batch: &Batch, clock: Clock) -> Result<Terms> {
@@ -305,8 +360,13 @@ pub trait Method: Send {
         false
     }
 
+    /// Where images are mixed, does it ask about the unmixed ones too? Only then are they run through the networks.
+    fn asks_unmixed(&self) -> bool {
+        false
+    }
+
     /// `losses` where images are mixed: terms of labels and logits on `mixed` with the probabilities `targets` [B, C], terms that ask
-    /// whether two images are of one class on the unmixed `outs`.
+    /// whether two images are of one class on the unmixed `outs`, which are the mixed ones again unless `asks_unmixed`.
     fn mixed_losses(&self, _outs: &[Outputs], _mixed: &[Outputs], _targets: &Tensor, _batch: &Batch, _clock: Clock) -> Result<Terms> {
         Err(Error::failed("this method learns from unmixed images only"))
     }
@@ -316,10 +376,15 @@ pub trait Method: Send {
         vec![]
     }
 
-    /// After the backward pass of each batch, before the weights move: memory banks take in its embeddings.
+    /// After the backward pass of each batch, before the weights move: memory banks take in its embeddings. Labels and places as for
+    /// `prepare`.
     fn after_batch(&mut self, _outs: &[Outputs], _batch: &Batch, _clock: Clock) -> Result<()> {
         Ok(())
     }
+
+    /// When it is known whether the step is finite, before `after_step`: takes back what `after_batch` remembered, if it is not.
+    /// Running statistics and counters among `state` are put back by the caller.
+    fn settle(&mut self, _outcome: Outcome<'_>) {}
 
     /// Will `after_step` run a meta step now? Its seconds are logged apart.
     fn meta_due(&self, _clock: Clock) -> bool {
@@ -331,15 +396,38 @@ pub trait Method: Send {
         Ok(())
     }
 
-    /// After each epoch, given the means of what was logged in it: what a person should know, a line each.
-    fn remarks(&self, _means: &[(String, f64)]) -> Vec<String> {
+    /// Before the first step of a run whose epochs have so many: what a person should know, a line each.
+    fn announcements(&self, _steps: usize) -> Vec<String> {
         vec![]
+    }
+
+    /// After each epoch, given all so far, the newest last: what a person should know, a line each.
+    fn remarks(&self, _epochs: &[EpochMeans]) -> Vec<String> {
+        vec![]
+    }
+
+    /// lambda of each ordered pair of layers and each image, where it learns one: what `mcl-eval lambda` shows.
+    fn layer_weights(&self, _outs: &[Outputs]) -> Vec<(l_mcl::LayerPair, Tensor)> {
+        vec![]
+    }
+
+    /// The networks' last embeddings, M x [B, d] with unit rows, where it compares networks in a space of their own.
+    fn last_embeddings(&self, _outs: &[Outputs]) -> Option<Vec<Tensor>> {
+        None
     }
 
     /// State that is in no group (banks, the meta-network and its optimizer): saving reads these handles, resuming writes through them.
     fn state(&self) -> Named {
         vec![]
     }
+}
+
+/// What was logged in an epoch.
+pub struct EpochMeans {
+    /// Steps of the run up to its end.
+    pub steps: usize,
+    /// Means over the epoch, by column.
+    pub means: Vec<(String, f64)>,
 }
 
 /// Options as the recipe gives them, over the preset it names, over the defaults. `preset` names a set of values for the keys that a
@@ -372,57 +460,6 @@ fn rampup(epochs: usize) -> usize {
     (epochs as f64 * 80.0 / 300.0).round() as usize
 }
 
-/// Refuses a value that is not a number above 0.
-fn positive(key: &str, value: f64) -> Result<()> {
-    if value > 0.0 && value.is_finite() {
-        Ok(())
-    } else {
-        Err(Error::input(format!("[method] {key} = {value}; accepted: a number above 0")))
-    }
-}
-
-/// Refuses weights that are not a number of 0 or more.
-fn weights(values: &[(&str, f64)]) -> Result<()> {
-    match values.iter().find(|(_, value)| !(*value >= 0.0 && value.is_finite())) {
-        Some((key, value)) => Err(Error::input(format!("[method] {key} = {value}; accepted: 0 or more"))),
-        None => Ok(()),
-    }
-}
-
-/// Refuses a whole number below `least`.
-fn count(key: &str, value: i64, least: i64) -> Result<()> {
-    if value >= least { Ok(()) } else { Err(Error::input(format!("[method] {key} = {value}; accepted: {least} or more"))) }
-}
-
-/// Refuses a momentum outside [0, 1).
-fn below_one(key: &str, value: f64) -> Result<()> {
-    if (0.0..1.0).contains(&value) {
-        Ok(())
-    } else {
-        Err(Error::input(format!("[method] {key} = {value}; accepted: 0 up to, but without, 1")))
-    }
-}
-
-/// Refuses cohorts of fewer than `least` networks.
-fn at_least(method: &str, least: usize, networks: usize, why: &str) -> Result<()> {
-    if networks >= least {
-        Ok(())
-    } else {
-        Err(Error::input(format!("{method} needs {least} networks or more and [cohort] archs has {networks}: {why}")))
-    }
-}
-
-/// Refuses cohorts of different architectures.
-fn one_architecture(method: &str, archs: &[&'static Arch], why: &str) -> Result<()> {
-    match archs.iter().find(|a| a.name != archs[0].name) {
-        None => Ok(()),
-        Some(other) => Err(Error::input(format!(
-            "{method} needs networks of one architecture and [cohort] archs has {} and {}: {why}",
-            archs[0].name, other.name
-        ))),
-    }
-}
-
 /// How many stages the networks share where the option `branch` says that they are branches of one trunk: all but the last `own`, one at
 /// least. Independent networks share none.
 fn shared_trunk(method: &str, archs: &[&'static Arch], branch: bool, own: usize) -> Result<usize> {
@@ -432,16 +469,6 @@ fn shared_trunk(method: &str, archs: &[&'static Arch], branch: bool, own: usize)
     let method = format!("{method} with branch = true");
     one_architecture(&method, archs, "they are branches of one trunk; set method.branch=false for independent networks")?;
     Ok(archs[0].depth.saturating_sub(own).max(1))
-}
-
-/// Refuses training images of which a class has one alone: batch mining draws two images of a class.
-fn paired_classes(labels: &[i64]) -> Result<()> {
-    let mut counts = vec![0usize; labels.iter().max().map_or(0, |&c| c as usize + 1)];
-    labels.iter().for_each(|&c| counts[c as usize] += 1);
-    match counts.iter().position(|&n| n == 1) {
-        Some(class) => Err(Error::input(format!("class {class} has one training image: an anchor needs a positive, so two of each class"))),
-        None => Ok(()),
-    }
 }
 
 /// Channels, height and width of each stage's map and, last, of the map that is pooled, for images of the architecture's own size.
@@ -457,19 +484,4 @@ fn map_shapes(arch: &Arch) -> Vec<[i64; 3]> {
             [size[1], size[2], size[3]]
         })
         .collect()
-}
-
-/// L^task of the networks themselves, a row each. `labels` [B].
-fn task_rows(terms: &mut Terms, outs: &[Outputs], labels: &Tensor, smoothing: f64) {
-    for (m, own) in outs.iter().enumerate() {
-        terms.add_for(m, "task", 1.0, logit::smooth_ce(own.logit(), labels, smoothing));
-    }
-}
-
-/// Every network learns from the predictions of the others, a row each (Deep Mutual Learning).
-fn mutual_rows(terms: &mut Terms, outs: &[Outputs], temperature: f64) {
-    let logits: Vec<&Tensor> = outs.iter().map(Outputs::logit).collect();
-    for m in 0..logits.len() {
-        terms.add_for(m, "mutual", 1.0, logit::mutual(&logits, m, temperature));
-    }
 }

@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use super::{
-    Clock, Group, Method, MethodSpec, Needs, Task, at_least, positive, rampup, read_options, resolved, shared_trunk, task_rows, weights,
+    Clock, Frozen, Group, Method, MethodSpec, Needs, Reported, Task, at_least, positive, rampup, read_options, resolved, shared_trunk,
+    task_rows, weights,
 };
 use crate::cohort::{Cohort, Peer};
 use crate::data::Batch;
@@ -22,6 +23,8 @@ pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "okddip",
     about: "Online Knowledge Distillation with Diverse Peers (Chen et al. 2020)",
     needs: "one architecture, all stages but the last shared (branch = false: independent), M >= 3; ships the leader (the last network), then the peers",
+    reported: Reported::First,
+    frozen: Frozen::Refused("a peer is weighed by attention between features that learn with it"),
     presets: PRESETS,
     build,
 };

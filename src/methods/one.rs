@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use super::{
-    Clock, Group, Method, MethodSpec, Needs, Task, at_least, map_shapes, one_architecture, positive, read_options, resolved, task_rows,
-    weights,
+    Clock, Frozen, Group, Method, MethodSpec, Needs, Reported, Task, at_least, map_shapes, one_architecture, positive, read_options,
+    resolved, task_rows, weights,
 };
 use crate::cohort::Cohort;
 use crate::data::Batch;
@@ -23,6 +23,8 @@ pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "one",
     about: "On-the-Fly Native Ensemble (Lan et al. 2018)",
     needs: "one architecture, all stages but the last shared, M >= 2; ships every branch with the trunk",
+    reported: Reported::All,
+    frozen: Frozen::Refused("its networks are branches of one trunk, whose features weigh them in the teacher"),
     presets: PRESETS,
     build,
 };

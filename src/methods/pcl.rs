@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use super::{
-    Batches, Clock, Group, Method, MethodSpec, Needs, Start, Stepped, Task, Views, at_least, below_one, positive, rampup, read_options,
-    resolved, shared_trunk, task_rows, weights,
+    Batches, Clock, Frozen, Group, Method, MethodSpec, Needs, Reported, Start, Stepped, Task, Views, at_least, below_one, positive, rampup,
+    read_options, resolved, shared_trunk, task_rows, weights,
 };
 use crate::cohort::{Cohort, Peer};
 use crate::data::Batch;
@@ -16,7 +16,7 @@ use crate::losses::logit;
 use crate::losses::terms::Terms;
 use crate::nets::Outputs;
 use crate::nets::layers::{Layer, Linear, Mode, Pass};
-use crate::optim::{Rule, schedule::ramp};
+use crate::optim::{Rule, lists, schedule::ramp};
 use crate::params::{Named, Params, Scope};
 use crate::rng;
 
@@ -24,6 +24,10 @@ pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "pcl",
     about: "Peer Collaborative Learning (Wu and Gong 2021)",
     needs: "one architecture: all stages but the last shared; several: independent networks; M >= 2, a view each; ships the mean teachers",
+    reported: Reported::All,
+    frozen: Frozen::Refused(
+        "a peer teaches by the running mean of its weights and by a classifier on the features of all, which learns with them",
+    ),
     presets: PRESETS,
     build,
 };
@@ -143,9 +147,7 @@ impl Method for Pcl {
     fn after_step(&mut self, stepped: Stepped<'_>) -> Result<()> {
         let _guard = tch::no_grad_guard();
         let fresh = 1.0 - kept(stepped.clock.step, self.options.momentum);
-        for ((_, mean), (_, live)) in self.teachers.params().vars.iter().zip(&stepped.theta.vars) {
-            let _ = mean.shallow_clone().lerp_(live, fresh);
-        }
+        lists::approach(&self.teachers.params().tensors(), &stepped.theta.tensors(), fresh, stepped.skip);
         Ok(())
     }
 

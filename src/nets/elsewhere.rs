@@ -8,6 +8,8 @@ use serde::Serialize;
 pub struct Elsewhere {
     /// torchvision, whose names of tensors are then ours.
     pub torchvision: Option<Torchvision>,
+    /// timm, and with it transformers' TimmBackbone.
+    pub timm: Option<Timm>,
     /// MMDetection 3.
     pub mmdet: Option<Mmdet>,
     /// Detectron2.
@@ -16,7 +18,7 @@ pub struct Elsewhere {
 
 impl Elsewhere {
     /// Nobody else has it.
-    pub const NOWHERE: Elsewhere = Elsewhere { torchvision: None, mmdet: None, detectron2: None };
+    pub const NOWHERE: Elsewhere = Elsewhere { torchvision: None, timm: None, mmdet: None, detectron2: None };
 }
 
 /// A function of `torchvision.models` of the architecture's own name.
@@ -36,6 +38,19 @@ pub enum TorchvisionMaps {
     Children,
     /// Every second child of `features` gives one, with the channels last.
     Features,
+}
+
+/// A name of `timm.list_models()`, whose tensors are called as torchvision's or as timm's Swin's.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Timm {
+    /// What `timm.create_model` is asked for.
+    pub name: &'static str,
+    /// Its first convolution.
+    pub first_conv: &'static str,
+    /// Its last linear layer.
+    pub classifier: &'static str,
+    /// Has it the names of timm's Swin? `weights::frameworks` has both.
+    pub swin: bool,
 }
 
 /// A class of `mmdet.models.backbones` and its arguments.

@@ -3,8 +3,8 @@
 
 use tch::Tensor;
 
+use super::graph::{self, Body, Module as Graph, Place, Pointwise, Tree, Value};
 use super::layers::{BatchNorm, BnRelu, Chain, Conv, ConvBn, ConvShape, Layer, Linear, Pass};
-use super::script::{self, Module as Script, Place, Tree};
 use super::{Arch, Elsewhere, GOLDEN_SMALL, Norm, Released};
 use crate::params::Scope;
 
@@ -28,9 +28,10 @@ macro_rules! arch {
             stage: |scope, l| stage(scope, l, $growth),
             neck: |scope| Box::new(BnRelu(BatchNorm::new(scope.sub("norm5"), width($growth, 2)))),
             branch: |scope, l| branch(scope, l, $growth),
+            twins,
             head: Linear::new,
             branch_head: Linear::new,
-            script,
+            graph,
         }
     };
 }
@@ -101,7 +102,7 @@ impl Layer for ContextPool {
 /// A squeeze, tanh(BN(W x)), on a pooled vector [B, c, 1, 1]. The norm is a BatchNorm1d over [B, c]: the same numbers.
 fn squeeze(conv: Scope, bn: Scope, c_in: i64, c_out: i64) -> ConvBn {
     let shape = ConvShape::new(c_in, c_out, 1, 1);
-    ConvBn::biased(conv, bn, shape, shape.default_init())
+    ConvBn::of(Conv::biased(conv, shape, shape.default_init()), bn)
 }
 
 /// The gated unit of modules and transitions: y = u * g + (m3 * c3 + m5 * c5). The released code has replaced the two maps by their
@@ -211,39 +212,71 @@ fn branch(scope: &Scope, l: usize, growth: Growth) -> Box<dyn Layer> {
     Box::new(Chain(layers))
 }
 
+fn twins(l: usize) -> Vec<(String, String)> {
+    let names = ["HybridBlock2", "Transition2", "HybridBlock3", "norm5"];
+    names[2 * l..].iter().enumerate().map(|(part, name)| (format!("block_extractor{}.{part}", l + 1), name.to_string())).collect()
+}
+
+/// Attention pooling with the 1 x 1 convolution `context`: [B, c, h, w] -> [B, c, 1, 1].
+fn graph_pool(g: &mut Body, context: &str, x: Value, c: i64) -> Value {
+    let b = g.size(x, 0);
+    let scores = g.call(context, x);
+    let scores = g.flatten(scores);
+    let weights = g.softmax(scores, 1);
+    let weights = g.reshape(weights, [b, (-1).into(), 1.into()]);
+    let flat = g.reshape(x, [b, c.into(), (-1).into()]);
+    let pooled = g.matmul(flat, weights);
+    g.reshape(pooled, [b, c.into(), 1.into(), 1.into()])
+}
+
+/// A squeeze, tanh(BN(W x)).
+fn graph_squeeze(g: &mut Body, conv: &str, norm: &str, x: Value) -> Value {
+    let y = g.calls([conv, norm], x);
+    g.point(Pointwise::Tanh, y)
+}
+
 /// A gated unit; `concat` for a module, which passes its input on beside the new channels.
-fn script_gated(place: &Place, stride: i64, concat: bool) -> Script {
-    let c = place.sub("conv2_3x3").sub("conv").tensor("weight").size();
-    let second = ConvShape { groups: if concat { 4 } else { 1 }, ..ConvShape::new(c[1], c[0], 3, stride) };
+fn graph_gated(place: &Place, stride: i64, concat: bool) -> Graph {
+    let size = place.sub("conv2_3x3").sub("conv").tensor("weight").size();
+    let c = size[0];
+    let second = ConvShape { groups: if concat { 4 } else { 1 }, ..ConvShape::new(size[1], c, 3, stride) };
     let unit = |name: &str, shape: ConvShape| {
         let at = place.sub(name);
-        let unit = Script::new("NormReluConv", "return self.conv.forward(torch.relu_(self.norm.forward(x)))");
-        unit.child("norm", script::batch_norm(&at.sub("norm"))).child("conv", script::conv(&at.sub("conv"), shape))
+        let unit = Graph::new("NormReluConv", |g, x| {
+            let norm = g.call("norm", x);
+            let active = g.relu(norm);
+            g.call("conv", active)
+        });
+        unit.child("norm", graph::batch_norm(&at.sub("norm"))).child("conv", graph::conv(&at.sub("conv"), shape))
     };
-    let norm = |name: &str| script::batch_norm(&place.sub(name));
-    let point = |name: &str| script::plain_conv(&place.sub(name), 1);
-    let depthwise = ConvShape::depthwise(c[0], 3, 1);
-    let y = "u * gate + (weights[0] * c3 + weights[1] * c5)";
-    let body = format!(
-        "
-u = self.conv2_3x3.forward(self.conv1_1x1.forward(x))
-w = torch.softmax(torch.flatten(self.global_forget_context.forward(u), 1), 1).unsqueeze(-1)
-pooled = torch.matmul(torch.flatten(u, 2), w).unsqueeze(-1)
-gate = torch.sigmoid(self.fc2.forward(torch.tanh(self.bn_forget.forward(self.fc1.forward(pooled)))))
-a3 = self.conv_3x3.forward(u)
-w3 = torch.softmax(torch.flatten(self.global_context3x3.forward(a3), 1), 1).unsqueeze(-1)
-c3 = torch.matmul(torch.flatten(a3, 2), w3).unsqueeze(-1)
-a5 = self.conv_5x5.forward(u)
-w5 = torch.softmax(torch.flatten(self.global_context5x5.forward(a5), 1), 1).unsqueeze(-1)
-c5 = torch.matmul(torch.flatten(a5, 2), w5).unsqueeze(-1)
-mix = torch.tanh(self.bn_attention.forward(self.fcall.forward(torch.cat([c3, c5], 1))))
-weights = torch.softmax(torch.stack([self.fc3x3.forward(mix), self.fc5x5.forward(mix)], 0), 0)
-return {}
-",
-        if concat { format!("torch.cat([x, {y}], 1)") } else { y.to_string() }
-    );
+    let norm = |name: &str| graph::batch_norm(&place.sub(name));
+    let point = |name: &str| graph::plain_conv(&place.sub(name), 1);
+    let depthwise = ConvShape::depthwise(c, 3, 1);
     let first = ConvShape::new(1, 1, 1, 1); // a 1 x 1 convolution: the weight knows the rest
-    Script::new(if concat { "SMG" } else { "Transition" }, &body)
+    let gated = Graph::new(if concat { "SMG" } else { "Transition" }, |g, x| {
+        let u = g.calls(["conv1_1x1", "conv2_3x3"], x);
+        let pooled = graph_pool(g, "global_forget_context", u, c);
+        let squeezed = graph_squeeze(g, "fc1", "bn_forget", pooled);
+        let gate = g.call("fc2", squeezed);
+        let gate = g.point(Pointwise::Sigmoid, gate);
+        let [c3, c5] = [("conv_3x3", "global_context3x3"), ("conv_5x5", "global_context5x5")].map(|(conv, context)| {
+            let y = g.call(conv, u);
+            graph_pool(g, context, y, c)
+        });
+        let both = g.concat(&[c3, c5], 1);
+        let mix = graph_squeeze(g, "fcall", "bn_attention", both);
+        let weights = ["fc3x3", "fc5x5"].map(|name| g.call(name, mix));
+        let weights = g.concat(&weights, 2); // [B, c, 2, 1]: a pair for every channel
+        let weights = g.softmax(weights, 2);
+        let [m3, m5] = [(0, c3), (1, c5)].map(|(i, pooled)| {
+            let weight = g.slice(weights, 2, i, Some((i + 1).into()), 1);
+            g.mul(weight, pooled)
+        });
+        let (kept, mixed) = (g.mul(u, gate), g.add(m3, m5));
+        let y = g.add(kept, mixed);
+        if concat { g.concat(&[x, y], 1) } else { y }
+    });
+    gated
         .child("conv1_1x1", unit("conv1_1x1", first))
         .child("conv2_3x3", unit("conv2_3x3", second))
         .child("conv_3x3", unit("conv_3x3", depthwise))
@@ -260,19 +293,23 @@ return {}
         .child("fc2", point("fc2"))
 }
 
-fn script(place: &Place) -> Tree {
-    let conv0 = script::plain_conv(&place.sub("features").sub("conv0"), 1);
-    let mut tree = Tree::default().step("features", script::named_sequential(vec![("conv0".to_string(), conv0)]));
+fn graph(place: &Place) -> Tree {
+    let conv0 = graph::plain_conv(&place.sub("features").sub("conv0"), 1);
+    let mut tree = Tree::default().step("features", graph::named_sequential(vec![("conv0".to_string(), conv0)]));
     for l in 1..=3 {
         let block = format!("HybridBlock{l}");
         let at = place.sub(&block);
-        let modules = (1..=MODULES).map(|i| format!("SMG{i}")).map(|name| (name.clone(), script_gated(&at.sub(&name), 1, true)));
-        tree = tree.step(&block, script::named_sequential(modules.collect()));
+        let modules = (1..=MODULES).map(|i| format!("SMG{i}")).map(|name| (name.clone(), graph_gated(&at.sub(&name), 1, true)));
+        tree = tree.step(&block, graph::named_sequential(modules.collect()));
         if l < 3 {
             let transition = format!("Transition{l}");
-            tree = tree.step(&transition, script_gated(&place.sub(&transition), 2, false));
+            tree = tree.step(&transition, graph_gated(&place.sub(&transition), 2, false));
         }
         tree = tree.map();
     }
-    tree.neck("norm5", script::batch_norm(&place.sub("norm5"))).tail("torch.relu_(self.norm5.forward(x))").tail("torch.mean(x, [2, 3])")
+    tree.neck("norm5", graph::batch_norm(&place.sub("norm5"))).tail(|g, x| {
+        let norm = g.call("norm5", x);
+        let active = g.relu(norm);
+        g.mean(active)
+    })
 }

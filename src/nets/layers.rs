@@ -4,8 +4,9 @@ use std::cell::{Cell, RefCell};
 
 use tch::{Kind, Tensor};
 
+use super::kernels::conv_norm;
 use super::kernels::convolution::convolution;
-use super::kernels::direct::{Direct, Then};
+use super::kernels::fused::{Fused, Then};
 use super::kernels::norm;
 use crate::params::{Init, Scope};
 use crate::system::device::Precision;
@@ -155,7 +156,12 @@ impl Conv {
 
     /// With a bias, as torch starts it.
     pub fn biased(scope: Scope, shape: ConvShape, init: Init) -> Conv {
-        let bias = scope.var("bias", &[shape.c_out], shape.default_init());
+        Conv::with_bias(scope, shape, init, shape.default_init())
+    }
+
+    /// With a bias started as asked.
+    pub fn with_bias(scope: Scope, shape: ConvShape, init: Init, bias: Init) -> Conv {
+        let bias = scope.var("bias", &[shape.c_out], bias);
         Conv { bias: Some(bias), ..Conv::new(scope, shape, init) }
     }
 
@@ -184,9 +190,9 @@ pub(crate) struct BatchNorm {
 }
 
 /// What is added to a variance before the root.
-pub(crate) const BN_EPS: f64 = 1e-5;
+pub const BN_EPS: f64 = 1e-5;
 /// How far running statistics move towards those of a batch.
-pub(crate) const BN_MOMENTUM: f64 = 0.1;
+pub const BN_MOMENTUM: f64 = 0.1;
 
 impl BatchNorm {
     /// Weight 1, bias 0, running mean 0 and variance 1.
@@ -197,7 +203,7 @@ impl BatchNorm {
             bias: scope.var("bias", &[channels], Init::Const(0.0)),
             mean: scope.buffer("running_mean", Tensor::zeros([channels], cpu(Kind::Float))),
             var: scope.buffer("running_var", Tensor::ones([channels], cpu(Kind::Float))),
-            batches: scope.buffer("num_batches_tracked", Tensor::zeros([], cpu(Kind::Int64))),
+            batches: scope.counter("num_batches_tracked"),
         }
     }
 
@@ -214,23 +220,32 @@ impl BatchNorm {
         self.run(xs, Then::Relu, pass)
     }
 
+    /// In training: one more batch was seen.
+    fn count(&self) {
+        let _guard = tch::no_grad_guard();
+        let _ = self.batches.shallow_clone().g_add_scalar_(1);
+    }
+
+    /// Statistics of this rank alone, and numbers in f32: what kernels of ours are for.
+    fn is_plain(&self, pass: Pass) -> bool {
+        !pass.ranks.sync_norms() && pass.precision == Precision::F32
+    }
+
+    fn state(&self) -> norm::State<'_> {
+        norm::State { weight: &self.weight, bias: &self.bias, mean: &self.mean, var: &self.var }
+    }
+
     fn run(&self, xs: &Tensor, then: Then, pass: Pass) -> Tensor {
         let train = pass.mode == Mode::Train;
         if train {
-            let _guard = tch::no_grad_guard();
-            let _ = self.batches.shallow_clone().g_add_scalar_(1);
+            self.count();
         }
         if train && pass.ranks.sync_norms() {
             return then.after(self.over_ranks(xs, pass.ranks));
         }
-        if train && pass.precision == Precision::F32 && norm::serves(xs) {
-            let state = norm::State { weight: &self.weight, bias: &self.bias, mean: &self.mean, var: &self.var };
-            let (residual, relu) = match then {
-                Then::Nothing => (None, false),
-                Then::Relu => (None, true),
-                Then::AddRelu(shortcut) => (Some(shortcut), true),
-            };
-            return norm::train(xs, state, residual, relu, BN_MOMENTUM, BN_EPS);
+        if train && self.is_plain(pass) && norm::serves(xs) {
+            let (residual, relu) = then.parts();
+            return norm::train(xs, self.state(), residual, relu, BN_MOMENTUM, BN_EPS);
         }
         let (weight, bias, mean, var) = (Some(&self.weight), Some(&self.bias), Some(&self.mean), Some(&self.var));
         then.after(xs.batch_norm(weight, bias, mean, var, train, BN_MOMENTUM, BN_EPS, true))
@@ -277,7 +292,7 @@ pub(crate) struct ConvBn {
 /// Convolution and BatchNorm as one convolution with a bias.
 enum Frozen {
     /// With what follows it in one pass over memory.
-    Direct(Direct),
+    Fused(Fused),
     Folded {
         weight: Tensor,
         bias: Tensor,
@@ -287,12 +302,12 @@ enum Frozen {
 impl ConvBn {
     /// Two scopes, because the pair is named by the network (`conv1`/`bn1`, `downsample.0`/`.1`, WRN's `conv1`/`bn2`).
     pub fn new(conv: Scope, bn: Scope, shape: ConvShape, init: Init) -> ConvBn {
-        ConvBn { bn: BatchNorm::new(bn, shape.c_out), conv: Conv::new(conv, shape, init), frozen: RefCell::new(None) }
+        ConvBn::of(Conv::new(conv, shape, init), bn)
     }
 
-    /// The same with a bias in the convolution (HCGNet's gates).
-    pub fn biased(conv: Scope, bn: Scope, shape: ConvShape, init: Init) -> ConvBn {
-        ConvBn { bn: BatchNorm::new(bn, shape.c_out), conv: Conv::biased(conv, shape, init), frozen: RefCell::new(None) }
+    /// Of a convolution that has a bias (HCGNet's gates, VGG).
+    pub fn of(conv: Conv, bn: Scope) -> ConvBn {
+        ConvBn { bn: BatchNorm::new(bn, conv.shape.c_out), conv, frozen: RefCell::new(None) }
     }
 
     /// With a ReLU in place.
@@ -307,11 +322,18 @@ impl ConvBn {
 
     fn run(&self, xs: &Tensor, then: Then, pass: Pass) -> Tensor {
         match pass.mode {
+            Mode::Train if self.conv.bias.is_none() && self.bn.is_plain(pass) && conv_norm::serves(xs, self.conv.shape) => {
+                self.bn.count();
+                let (residual, relu) = then.parts();
+                let ys = conv_norm::train(xs, &self.conv.weight, self.bn.state(), residual, relu, BN_MOMENTUM, BN_EPS);
+                count_macs(&ys, self.conv.shape.fan_in());
+                ys
+            }
             Mode::Train | Mode::Eval => self.bn.run(&self.conv.forward(xs, pass), then, pass),
             Mode::Frozen => match self.frozen.borrow_mut().get_or_insert_with(|| self.freeze(xs)) {
                 Frozen::Folded { weight, bias } => then.after(self.conv.apply(xs, weight, Some(bias), pass)),
-                Frozen::Direct(direct) => {
-                    let ys = direct.apply(xs, then);
+                Frozen::Fused(fused) => {
+                    let ys = fused.apply(xs, then);
                     count_macs(&ys, self.conv.shape.fan_in());
                     ys
                 }
@@ -326,8 +348,8 @@ impl ConvBn {
             None => shift,
         };
         let weight = self.conv.weight.detach() * scale.view([-1, 1, 1, 1]);
-        match Direct::new(xs, &weight, &bias, self.conv.shape) {
-            Some(direct) => Frozen::Direct(direct),
+        match Fused::new(xs, &weight, &bias, self.conv.shape) {
+            Some(fused) => Frozen::Fused(fused),
             None => Frozen::Folded { weight, bias },
         }
     }
@@ -354,6 +376,15 @@ pub(crate) struct BnRelu(pub BatchNorm);
 impl Layer for BnRelu {
     fn forward(&self, xs: &Tensor, pass: Pass) -> Tensor {
         self.0.relu(xs, pass)
+    }
+}
+
+/// Max-pooling 2 x 2 with stride 2, as between the blocks of VGG.
+pub(crate) struct MaxPool2;
+
+impl Layer for MaxPool2 {
+    fn forward(&self, xs: &Tensor, _: Pass) -> Tensor {
+        xs.max_pool2d([2, 2], [2, 2], [0, 0], [1, 1], false)
     }
 }
 
@@ -389,6 +420,29 @@ impl Linear {
     /// Started as asked; without a bias where none is given.
     pub fn with_init(scope: Scope, d_in: i64, d_out: i64, weight: Init, bias: Option<Init>) -> Linear {
         Linear { weight: scope.var("weight", &[d_out, d_in], weight), bias: bias.map(|init| scope.var("bias", &[d_out], init)) }
+    }
+}
+
+impl Linear {
+    /// Linear layers of one output width, an input each: N x [B, d_in] -> [N, B, d_out]. On a device, layers of one shape are one batched
+    /// product: starting a kernel costs more there than such small ones compute.
+    pub(crate) fn each(layers: &[&Linear], xs: &[Tensor]) -> Tensor {
+        let shape = |layer: &Linear| (layer.weight.size(), layer.bias.is_some());
+        let alike = layers.windows(2).all(|two| shape(two[0]) == shape(two[1]));
+        if !alike || !xs.first().is_some_and(|x| x.device().is_cuda()) {
+            let ys: Vec<Tensor> = layers.iter().zip(xs).map(|(layer, x)| layer.forward(x, Pass::EVAL)).collect();
+            return Tensor::stack(&ys, 0);
+        }
+        Linear::at_once(layers, &Tensor::stack(xs, 0))
+    }
+
+    /// Layers of one shape on one tensor of inputs, [N, B, d_in], as one batched product.
+    pub(crate) fn at_once(layers: &[&Linear], xs: &Tensor) -> Tensor {
+        let weights = Tensor::stack(&layers.iter().map(|layer| &layer.weight).collect::<Vec<_>>(), 0).transpose(1, 2);
+        let biases: Vec<&Tensor> = layers.iter().filter_map(|layer| layer.bias.as_ref()).collect();
+        let ys = if biases.is_empty() { xs.bmm(&weights) } else { Tensor::stack(&biases, 0).unsqueeze(1).baddbmm(xs, &weights, 1.0, 1.0) };
+        count_macs(&ys, weights.size()[1]);
+        ys
     }
 }
 

@@ -5,16 +5,20 @@
 //! A new architecture is one entry in the `ARCHS` of its family's file; a new family is a file and its line in `FAMILIES`. The tests of
 //! tests/nets.rs go through the registry: they hold the entry to what it says of itself.
 
+mod drop_path;
 mod elsewhere;
+pub mod graph;
 mod hcgnet;
 mod kernels;
 pub mod layers;
+mod mobile_half;
 mod residual;
 mod resnet_cifar;
 mod resnet_imagenet;
-pub mod script;
+mod shufflenet_v1;
 mod shufflenet_v2;
 mod swin;
+mod vgg_cifar;
 mod wrn;
 
 use tch::{Device, Kind, Tensor};
@@ -24,14 +28,15 @@ use crate::params::{Params, Scope};
 use crate::registry;
 use layers::{Layer, Linear, Pass, pool};
 
-pub use elsewhere::{Detectron2, Elsewhere, Mmdet, Torchvision, TorchvisionMaps};
+pub use elsewhere::{Detectron2, Elsewhere, Mmdet, Timm, Torchvision, TorchvisionMaps};
 pub use kernels::autocast::{Autocast, LossScale, autocast};
+pub use kernels::check_instructions;
 
 /// All an architecture file exports.
 pub struct Arch {
     /// Lower snake case, as torchvision or the released code calls it.
     pub name: &'static str,
-    /// The file it stands in: architectures of one family start alike and are scripted alike.
+    /// The file it stands in: architectures of one family start alike and are described alike.
     pub family: &'static str,
     /// Side of the square images it was made for; other sizes work where the family allows them.
     pub image_size: i64,
@@ -57,12 +62,15 @@ pub struct Arch {
     pub neck: fn(&Scope) -> Box<dyn Layer>,
     /// `r^[l]`, from the map of stage l < L - 1 to a map that is pooled, [B, dim, h, w].
     pub branch: fn(&Scope, usize) -> Box<dyn Layer>,
+    /// Where a branch is what the network itself has after stage l, weights apart: what each part of the branch is called, and what the
+    /// same part of the network. Empty where it is not; classifiers are not listed.
+    pub twins: fn(usize) -> Vec<(String, String)>,
     /// g, the classifier on a pooled feature: (scope, dim, classes).
     pub head: fn(Scope, i64, i64) -> Linear,
     /// `g^[l]`, the classifiers of the branches.
     pub branch_head: fn(Scope, i64, i64) -> Linear,
-    /// The same network, without branches, as TorchScript modules.
-    pub script: fn(&script::Place) -> script::Tree,
+    /// The same network, without branches, as an operator graph: what every written file is made from.
+    pub graph: fn(&graph::Place) -> graph::Tree,
 }
 
 /// The normalisation layers of an architecture.
@@ -101,8 +109,40 @@ pub fn rename(name: &str, rows: &[(&str, &str)]) -> String {
 }
 
 /// One family of architectures a file.
-pub const FAMILIES: &[&[Arch]] =
-    &[resnet_cifar::ARCHS, wrn::ARCHS, shufflenet_v2::ARCHS, hcgnet::ARCHS, resnet_imagenet::ARCHS, swin::ARCHS];
+pub const FAMILIES: &[&[Arch]] = &[
+    resnet_cifar::ARCHS,
+    wrn::ARCHS,
+    shufflenet_v2::ARCHS,
+    hcgnet::ARCHS,
+    resnet_imagenet::ARCHS,
+    swin::ARCHS,
+    vgg_cifar::ARCHS,
+    mobile_half::ARCHS,
+    shufflenet_v1::ARCHS,
+];
+
+/// What stands where an architecture does for a network that is none of ours, a TorchScript file of anybody's: it is in no list, has no stages, and
+/// nothing is built from it.
+pub static FOREIGN: Arch = Arch {
+    name: "torchscript",
+    family: "foreign",
+    image_size: 224,
+    depth: 0,
+    maps: &[],
+    dim: 1,
+    classifier: "classifier",
+    norm: Norm::Batch,
+    released: Released { baseline: &[], lmcl: &[] },
+    elsewhere: Elsewhere::NOWHERE,
+    golden: GOLDEN_LARGE,
+    stage: |_, _| Box::new(layers::Identity),
+    neck: |_| Box::new(layers::Identity),
+    branch: |_, _| Box::new(layers::Identity),
+    twins: |_| vec![],
+    head: Linear::new,
+    branch_head: Linear::new,
+    graph: |_| graph::Tree::default(),
+};
 
 /// Every architecture, family by family.
 pub fn archs() -> impl Iterator<Item = &'static Arch> {

@@ -2,8 +2,8 @@
 
 use tch::Tensor;
 
+use super::graph::{self, Module, Place};
 use super::layers::{Chain, ConvBn, ConvShape, Layer, Pass};
-use super::script::{self, Module, Place};
 use crate::params::Scope;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -74,40 +74,49 @@ pub fn blocks(scope: Scope, kind: Kind, c_in: i64, planes: i64, stride: i64, n: 
     Box::new(Chain((0..n).map(block).collect()))
 }
 
-/// A block as a TorchScript module, children in torchvision's order.
-fn script_block(place: &Place, kind: Kind, stride: i64, changes: bool) -> Module {
-    let conv = |i: usize, stride: i64| script::plain_conv(&place.sub(format!("conv{i}")), stride);
-    let norm = |i: usize| script::batch_norm(&place.sub(format!("bn{i}")));
-    let shortcut = if changes { "self.downsample.forward(x)" } else { "x" };
+/// A block as a module, children in torchvision's order.
+fn graph_block(place: &Place, kind: Kind, stride: i64, changes: bool) -> Module {
+    let conv = |i: usize, stride: i64| graph::plain_conv(&place.sub(format!("conv{i}")), stride);
+    let norm = |i: usize| graph::batch_norm(&place.sub(format!("bn{i}")));
+    let (class, convs) = match kind {
+        Kind::Basic => ("BasicBlock", 2),
+        Kind::Bottleneck => ("Bottleneck", 3),
+    };
+    let block = Module::new(class, |g, x| {
+        let mut y = x;
+        for i in 1..=convs {
+            y = g.calls([format!("conv{i}"), format!("bn{i}")], y);
+            if i < convs {
+                y = g.call("relu", y);
+            }
+        }
+        let shortcut = if changes { g.call("downsample", x) } else { x };
+        let sum = g.add(y, shortcut);
+        g.call("relu", sum)
+    });
     let block = match kind {
         Kind::Basic => {
-            let body = format!(
-                "y = self.relu.forward(self.bn1.forward(self.conv1.forward(x)))\nreturn self.relu.forward(self.bn2.forward(self.conv2.forward(y)) + {shortcut})"
-            );
-            let block = Module::new("BasicBlock", &body).child("conv1", conv(1, stride)).child("bn1", norm(1));
-            block.child("relu", script::relu()).child("conv2", conv(2, 1)).child("bn2", norm(2))
+            let block = block.child("conv1", conv(1, stride)).child("bn1", norm(1));
+            block.child("relu", graph::relu()).child("conv2", conv(2, 1)).child("bn2", norm(2))
         }
         Kind::Bottleneck => {
-            let body = format!(
-                "y = self.relu.forward(self.bn1.forward(self.conv1.forward(x)))\ny = self.relu.forward(self.bn2.forward(self.conv2.forward(y)))\nreturn self.relu.forward(self.bn3.forward(self.conv3.forward(y)) + {shortcut})"
-            );
-            let block = Module::new("Bottleneck", &body).child("conv1", conv(1, 1)).child("bn1", norm(1));
+            let block = block.child("conv1", conv(1, 1)).child("bn1", norm(1));
             let block = block.child("conv2", conv(2, stride)).child("bn2", norm(2));
-            block.child("conv3", conv(3, 1)).child("bn3", norm(3)).child("relu", script::relu())
+            block.child("conv3", conv(3, 1)).child("bn3", norm(3)).child("relu", graph::relu())
         }
     };
     if !changes {
         return block;
     }
     let shortcut = place.sub("downsample");
-    block.child("downsample", script::sequential(vec![script::plain_conv(&shortcut.sub(0), stride), script::batch_norm(&shortcut.sub(1))]))
+    block.child("downsample", graph::sequential(vec![graph::plain_conv(&shortcut.sub(0), stride), graph::batch_norm(&shortcut.sub(1))]))
 }
 
 /// The `n` blocks of a stage; `changes` tells whether the first one alters the number of channels.
-pub fn script_blocks(place: &Place, kind: Kind, stride: i64, changes: bool, n: usize) -> Module {
+pub fn graph_blocks(place: &Place, kind: Kind, stride: i64, changes: bool, n: usize) -> Module {
     let block = |i: usize| {
         let (stride, changes) = if i == 0 { (stride, changes || stride != 1) } else { (1, false) };
-        script_block(&place.sub(i), kind, stride, changes)
+        graph_block(&place.sub(i), kind, stride, changes)
     };
-    script::sequential((0..n).map(block).collect())
+    graph::sequential((0..n).map(block).collect())
 }

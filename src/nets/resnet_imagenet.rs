@@ -1,10 +1,10 @@
 //! ResNets for 224 x 224 images, He et al., CVPR 2016, with torchvision's layout and names. The branches of L-MCL take one block per
 //! remaining stage, whatever the depth of the network, as in the released code.
 
+use super::graph::{self, Place, Tree};
 use super::layers::{Chain, ConvBnRelu, ConvShape, Identity, Layer, Linear, MaxPool};
 use super::residual::{self, Kind, conv_bn};
-use super::script::{self, Place, Tree};
-use super::{Arch, Detectron2, Elsewhere, GOLDEN_LARGE, Mmdet, Norm, Released, Torchvision, TorchvisionMaps};
+use super::{Arch, Detectron2, Elsewhere, GOLDEN_LARGE, Mmdet, Norm, Released, Timm, Torchvision, TorchvisionMaps};
 use crate::params::Scope;
 
 macro_rules! arch {
@@ -26,6 +26,7 @@ macro_rules! arch {
             released: Released { baseline: &[], lmcl: &[] },
             elsewhere: Elsewhere {
                 torchvision: Some(Torchvision { maps: TorchvisionMaps::Children, norm_layer: true }),
+                timm: Some(Timm { name: $name, first_conv: "conv1", classifier: "fc", swin: false }),
                 mmdet: Some(Mmdet::ResNet { depth: $depth }),
                 detectron2: Some(Detectron2 { depth: $depth }),
             },
@@ -33,9 +34,10 @@ macro_rules! arch {
             stage: |scope, l| stage(scope, l, $kind, $blocks[l]),
             neck: |_| Box::new(Identity),
             branch: |scope, l| branch(scope, l, $kind),
+            twins: |_| vec![], // one block a stage: shorter than the network
             head: Linear::new,
             branch_head: Linear::new,
-            script: |place| script(place, $kind, $blocks),
+            graph: |place| graph(place, $kind, $blocks),
         }
     };
 }
@@ -69,15 +71,15 @@ fn branch(scope: &Scope, l: usize, kind: Kind) -> Box<dyn Layer> {
     Box::new(Chain((l + 1..4).map(|next| blocks(scope.sub(next - l - 1), next, kind, 1)).collect()))
 }
 
-fn script(place: &Place, kind: Kind, blocks: [usize; 4]) -> Tree {
-    let tree = Tree::default().step("conv1", script::plain_conv(&place.sub("conv1"), 2)).step("bn1", script::batch_norm(&place.sub("bn1")));
-    let tree = tree.step("relu", script::relu()).step("maxpool", script::max_pool());
+fn graph(place: &Place, kind: Kind, blocks: [usize; 4]) -> Tree {
+    let tree = Tree::default().step("conv1", graph::plain_conv(&place.sub("conv1"), 2)).step("bn1", graph::batch_norm(&place.sub("bn1")));
+    let tree = tree.step("relu", graph::relu()).step("maxpool", graph::max_pool());
     let stage = |tree: Tree, l: usize| {
         let name = format!("layer{}", l + 1);
         let (stride, changes) = if l == 0 { (1, kind.expansion() != 1) } else { (2, true) };
-        tree.step(&name, residual::script_blocks(&place.sub(&name), kind, stride, changes, blocks[l])).map()
+        tree.step(&name, residual::graph_blocks(&place.sub(&name), kind, stride, changes, blocks[l])).map()
     };
-    let mut tree = (0..PLANES.len()).fold(tree, stage).neck("avgpool", script::avg_pool()).tail("self.avgpool.forward(x)");
+    let mut tree = (0..PLANES.len()).fold(tree, stage).neck("avgpool", graph::avg_pool()).tail(|g, x| g.call("avgpool", x));
     // torchvision's FPN extractor asks for it.
     tree.ints.push(("inplanes".to_string(), PLANES[3] * kind.expansion()));
     tree

@@ -3,8 +3,8 @@
 
 use tch::Tensor;
 
+use super::graph::{self, Body, Module, Place, Tree, Value};
 use super::layers::{Chain, ConvBn, ConvBnRelu, ConvShape, Layer, Linear, MaxPool, Pass};
-use super::script::{self, Module, Place, Tree};
 use super::{Arch, Elsewhere, GOLDEN_LARGE, GOLDEN_SMALL, Norm, Released, Torchvision, TorchvisionMaps};
 use crate::params::Scope;
 
@@ -16,7 +16,7 @@ enum Layout {
 }
 
 macro_rules! arch {
-    ($name:literal, Layout::Cifar, $widths:expr) => {
+    ($name:literal, Layout::Cifar, $kernel:literal, $widths:expr) => {
         Arch {
             name: $name,
             family: "shufflenet_v2",
@@ -30,14 +30,15 @@ macro_rules! arch {
             elsewhere: Elsewhere::NOWHERE,
             golden: GOLDEN_SMALL,
             stage: |scope, l| match l {
-                0 => Box::new(Chain(vec![stem(scope, Layout::Cifar), stage(scope, 0, Layout::Cifar, $widths)])),
+                0 => Box::new(Chain(vec![stem(scope, Layout::Cifar, $kernel), stage(scope, 0, Layout::Cifar, $widths)])),
                 _ => stage(scope, l, Layout::Cifar, $widths),
             },
             neck: |scope| neck(scope.sub("conv2"), scope.sub("bn2"), $widths),
             branch: |scope, l| branch(scope, l, l + 1, false, Layout::Cifar, $widths),
+            twins: |l| twins(l, l + 1, |next| format!("layer{}", next + 1), ["conv2", "bn2"]),
             head: Linear::new,
             branch_head: Linear::new,
-            script: |place| script_cifar(place),
+            graph: |place| graph_cifar(place),
         }
     };
     ($name:literal, Layout::ImageNet, $widths:expr) => {
@@ -57,22 +58,26 @@ macro_rules! arch {
             },
             golden: GOLDEN_LARGE,
             stage: |scope, l| match l {
-                0 => Box::new(Chain(vec![stem(scope, Layout::ImageNet), Box::new(MaxPool)])),
+                0 => Box::new(Chain(vec![stem(scope, Layout::ImageNet, 3), Box::new(MaxPool)])),
                 _ => stage(scope, l - 1, Layout::ImageNet, $widths),
             },
             neck: |scope| neck(scope.sub("conv5.0"), scope.sub("conv5.1"), $widths),
             // The branch of the stem has all three stages, each cut to two blocks.
             branch: |scope, l| branch(scope, l, l, l == 0, Layout::ImageNet, $widths),
+            // That of the stem is shorter than the network.
+            twins: |l| if l == 0 { vec![] } else { twins(l, l, |next| format!("stage{}", next + 2), ["conv5.0", "conv5.1"]) },
             head: Linear::new,
             branch_head: Linear::new,
-            script: |place| script_imagenet(place),
+            graph: |place| graph_imagenet(place),
         }
     };
 }
 
 pub const ARCHS: &[Arch] = &[
-    arch!("shufflenet_v2_x0_5_cifar", Layout::Cifar, X0_5),
-    arch!("shufflenet_v2_x1_0_cifar", Layout::Cifar, X1_0),
+    arch!("shufflenet_v2_x0_5_cifar", Layout::Cifar, 3, X0_5),
+    arch!("shufflenet_v2_x1_0_cifar", Layout::Cifar, 3, X1_0),
+    // `ShuffleV2` of the distillation zoo (RepDistiller, Tian et al., ICLR 2020; mdistiller): its stem is a 1 x 1 convolution.
+    arch!("shuffle_v2", Layout::Cifar, 1, X1_0),
     arch!("shufflenet_v2_x0_5", Layout::ImageNet, X0_5),
     arch!("shufflenet_v2_x1_0", Layout::ImageNet, X1_0),
 ];
@@ -185,10 +190,10 @@ fn blocks(scope: Scope, l: usize, n: usize, layout: Layout, widths: [i64; 3]) ->
     Box::new(Chain((0..n).map(block).collect()))
 }
 
-fn stem(scope: &Scope, layout: Layout) -> Box<dyn Layer> {
+fn stem(scope: &Scope, layout: Layout, kernel: i64) -> Box<dyn Layer> {
     Box::new(ConvBnRelu(match layout {
-        Layout::Cifar => conv_bn(scope.sub("conv1"), scope.sub("bn1"), ConvShape::new(3, STEM, 3, 1)),
-        Layout::ImageNet => conv_bn(scope.sub("conv1.0"), scope.sub("conv1.1"), ConvShape::new(3, STEM, 3, 2)),
+        Layout::Cifar => conv_bn(scope.sub("conv1"), scope.sub("bn1"), ConvShape::new(3, STEM, kernel, 1)),
+        Layout::ImageNet => conv_bn(scope.sub("conv1.0"), scope.sub("conv1.1"), ConvShape::new(3, STEM, kernel, 2)),
     }))
 }
 
@@ -213,87 +218,117 @@ fn branch(scope: &Scope, l: usize, first: usize, short: bool, layout: Layout, wi
     Box::new(Chain(layers))
 }
 
-/// Depthwise 3 x 3.
-fn script_depthwise(place: &Place, stride: i64) -> Module {
-    script::conv(place, ConvShape::depthwise(place.tensor("weight").size()[0], 3, stride))
+/// The parts of such a branch, and of the network from stage `first` on.
+fn twins(l: usize, first: usize, stage: fn(usize) -> String, neck: [&str; 2]) -> Vec<(String, String)> {
+    let names = (first..3).map(stage).chain(neck.map(String::from));
+    names.enumerate().map(|(part, name)| (format!("block_extractor{}.{part}", l + 1), name)).collect()
 }
 
-/// The first half of the channels as it is, or both halves made from all of them; then the shuffle. `left` and `right` are expressions.
-fn script_forward(halves: bool, left: &str, right: &str) -> String {
-    let split = if halves { "a, b = x, x" } else { "half = x.size(1) // 2\na, b = x[:, :half], x[:, half:]" };
-    format!("{split}\nreturn torch.flatten(torch.stack([{left}, {right}], 2), 1, 2)")
+/// Depthwise 3 x 3.
+fn graph_depthwise(place: &Place, stride: i64) -> Module {
+    graph::conv(place, ConvShape::depthwise(place.tensor("weight").size()[0], 3, stride))
+}
+
+type Path<'a> = &'a dyn Fn(&mut Body, Value) -> Value;
+
+/// Both paths made from all channels, or the first half of the channels (`half` of them) beside a path made from the others; then the shuffle.
+fn graph_forward(class: &str, half: i64, left: Option<Path>, right: Path) -> Module {
+    Module::new(class, |g, x| {
+        let (a, b) = match left {
+            Some(left) => (left(g, x), right(g, x)),
+            None => {
+                let (a, b) = (g.slice(x, 1, 0, Some(half.into()), 1), g.slice(x, 1, half, None, 1));
+                (a, right(g, b))
+            }
+        };
+        let both = g.concat(&[a, b], 1);
+        g.shuffle(both, 2)
+    })
 }
 
 /// torchvision's block, two sequences.
-fn script_imagenet_block(place: &Place, halves: bool) -> Module {
+fn graph_imagenet_block(place: &Place, halves: bool) -> Module {
     let stride = if halves { 2 } else { 1 };
     let (left, right) = (place.sub("branch1"), place.sub("branch2"));
-    let norm = |place: &Place, i: usize| script::batch_norm(&place.sub(i));
-    let point = |place: &Place, i: usize| script::plain_conv(&place.sub(i), 1);
+    let norm = |place: &Place, i: usize| graph::batch_norm(&place.sub(i));
+    let point = |place: &Place, i: usize| graph::plain_conv(&place.sub(i), 1);
     let branch1 = match halves {
-        true => vec![script_depthwise(&left.sub(0), stride), norm(&left, 1), point(&left, 2), norm(&left, 3), script::relu()],
+        true => vec![graph_depthwise(&left.sub(0), stride), norm(&left, 1), point(&left, 2), norm(&left, 3), graph::relu()],
         false => vec![],
     };
     let branch2 = vec![
         point(&right, 0),
         norm(&right, 1),
-        script::relu(),
-        script_depthwise(&right.sub(3), stride),
+        graph::relu(),
+        graph_depthwise(&right.sub(3), stride),
         norm(&right, 4),
         point(&right, 5),
         norm(&right, 6),
-        script::relu(),
+        graph::relu(),
     ];
-    let body = script_forward(halves, if halves { "self.branch1.forward(a)" } else { "a" }, "self.branch2.forward(b)");
-    let block = Module::new("InvertedResidual", &body);
-    block.child("branch1", script::sequential(branch1)).child("branch2", script::sequential(branch2))
+    let half = right.sub(0).tensor("weight").size()[1];
+    let first: Path = &|g, x| g.call("branch1", x);
+    let block = graph_forward("InvertedResidual", half, halves.then_some(first), &|g, x| g.call("branch2", x));
+    block.child("branch1", graph::sequential(branch1)).child("branch2", graph::sequential(branch2))
 }
 
 /// The released block: convolutions and norms numbered through, the left path first where there is one.
-fn script_cifar_block(place: &Place, halves: bool) -> Module {
+fn graph_cifar_block(place: &Place, halves: bool) -> Module {
     let (stride, first) = if halves { (2, 3) } else { (1, 1) };
-    let right = format!(
-        "torch.relu_(self.bn{c}.forward(self.conv{c}.forward(self.bn{b}.forward(self.conv{b}.forward(torch.relu_(self.bn{a}.forward(self.conv{a}.forward(b))))))))",
-        a = first,
-        b = first + 1,
-        c = first + 2
-    );
-    let left = if halves { "torch.relu_(self.bn2.forward(self.conv2.forward(self.bn1.forward(self.conv1.forward(a)))))" } else { "a" };
+    let pair = |i: usize| [format!("conv{i}"), format!("bn{i}")];
+    let left: Path = &|g, x| {
+        let y = g.calls([pair(1), pair(2)].concat(), x);
+        g.relu(y)
+    };
+    let right: Path = &|g, x| {
+        let y = g.calls(pair(first), x);
+        let y = g.relu(y);
+        let y = g.calls([pair(first + 1), pair(first + 2)].concat(), y);
+        g.relu(y)
+    };
+    let half = place.sub(format!("conv{first}")).tensor("weight").size()[1];
     let depthwise = if halves { &[1, 4][..] } else { &[2] };
     let convs = 1..first + 3;
-    convs.fold(Module::new("Block", &script_forward(halves, left, &right)), |block, i| {
+    convs.fold(graph_forward("Block", half, halves.then_some(left), right), |block, i| {
         let at = place.sub(format!("conv{i}"));
-        let conv = if depthwise.contains(&i) { script_depthwise(&at, stride) } else { script::plain_conv(&at, 1) };
-        block.child(format!("conv{i}"), conv).child(format!("bn{i}"), script::batch_norm(&place.sub(format!("bn{i}"))))
+        let conv = if depthwise.contains(&i) { graph_depthwise(&at, stride) } else { graph::plain_conv(&at, 1) };
+        block.child(format!("conv{i}"), conv).child(format!("bn{i}"), graph::batch_norm(&place.sub(format!("bn{i}"))))
     })
 }
 
-fn script_stage(place: &Place, l: usize, block: fn(&Place, bool) -> Module) -> Module {
-    script::sequential((0..BLOCKS[l]).map(|i| block(&place.sub(i), i == 0)).collect())
+fn graph_stage(place: &Place, l: usize, block: fn(&Place, bool) -> Module) -> Module {
+    graph::sequential((0..BLOCKS[l]).map(|i| block(&place.sub(i), i == 0)).collect())
 }
 
-fn script_imagenet(place: &Place) -> Tree {
+fn graph_imagenet(place: &Place) -> Tree {
     let conv_bn_relu = |name: &str, stride: i64| {
         let at = place.sub(name);
-        script::sequential(vec![script::plain_conv(&at.sub(0), stride), script::batch_norm(&at.sub(1)), script::relu()])
+        graph::sequential(vec![graph::plain_conv(&at.sub(0), stride), graph::batch_norm(&at.sub(1)), graph::relu()])
     };
-    let stem = Tree::default().step("conv1", conv_bn_relu("conv1", 2)).step("maxpool", script::max_pool()).map();
+    let stem = Tree::default().step("conv1", conv_bn_relu("conv1", 2)).step("maxpool", graph::max_pool()).map();
     let stage = |tree: Tree, l: usize| {
         let name = format!("stage{}", l + 2);
-        tree.step(&name, script_stage(&place.sub(&name), l, script_imagenet_block)).map()
+        tree.step(&name, graph_stage(&place.sub(&name), l, graph_imagenet_block)).map()
     };
     let tree = (0..BLOCKS.len()).fold(stem, stage).neck("conv5", conv_bn_relu("conv5", 1));
-    tree.tail("self.conv5.forward(x)").tail("torch.mean(x, [2, 3])")
+    tree.tail(|g, x| {
+        let y = g.call("conv5", x);
+        g.mean(y)
+    })
 }
 
-fn script_cifar(place: &Place) -> Tree {
-    let norm = |name: &str| script::batch_norm(&place.sub(name));
-    let conv = |name: &str| script::plain_conv(&place.sub(name), 1);
-    let stem = Tree::default().step("conv1", conv("conv1")).step("bn1", norm("bn1")).step("relu", script::relu());
+fn graph_cifar(place: &Place) -> Tree {
+    let norm = |name: &str| graph::batch_norm(&place.sub(name));
+    let conv = |name: &str| graph::plain_conv(&place.sub(name), 1);
+    let stem = Tree::default().step("conv1", conv("conv1")).step("bn1", norm("bn1")).step("relu", graph::relu());
     let stage = |tree: Tree, l: usize| {
         let name = format!("layer{}", l + 1);
-        tree.step(&name, script_stage(&place.sub(&name), l, script_cifar_block)).map()
+        tree.step(&name, graph_stage(&place.sub(&name), l, graph_cifar_block)).map()
     };
     let tree = (0..BLOCKS.len()).fold(stem, stage).neck("conv2", conv("conv2")).neck("bn2", norm("bn2"));
-    tree.tail("torch.relu_(self.bn2.forward(self.conv2.forward(x)))").tail("torch.mean(x, [2, 3])")
+    tree.tail(|g, x| {
+        let y = g.calls(["conv2", "bn2"], x);
+        let y = g.relu(y);
+        g.mean(y)
+    })
 }

@@ -2,17 +2,19 @@
 //! views of the same memory as [B, c, h, w]. The paper gives no branches for it: like the ImageNet ResNets, a branch here has one unit
 //! per remaining stage, a patch merging and a pair of blocks (plain and shifted windows).
 
-use rand::Rng as _;
-use tch::Tensor;
+mod graph;
 
-use super::layers::{Chain, Conv, ConvShape, Layer, Linear, Mode, Pass};
-use super::script::{self, Module, Place, Tree};
-use super::{Arch, Elsewhere, Mmdet, Norm, Released, Torchvision, TorchvisionMaps};
+use std::cell::RefCell;
+
+use tch::{Device, Kind, Tensor};
+
+use super::drop_path::DropPath;
+use super::layers::{Chain, Conv, ConvShape, Layer, Linear, Pass};
+use super::{Arch, Elsewhere, Mmdet, Norm, Released, Timm, Torchvision, TorchvisionMaps};
 use crate::params::{Init, Scope};
-use crate::rng;
 
 macro_rules! arch {
-    ($name:literal, $size:expr) => {
+    ($name:literal, $timm:literal, $size:expr) => {
         Arch {
             name: $name,
             family: "swin",
@@ -25,6 +27,7 @@ macro_rules! arch {
             released: Released { baseline: &[], lmcl: &[] },
             elsewhere: Elsewhere {
                 torchvision: Some(Torchvision { maps: TorchvisionMaps::Features, norm_layer: false }),
+                timm: Some(Timm { name: $timm, first_conv: "patch_embed.proj", classifier: "head.fc", swin: true }),
                 mmdet: Some($size.mmdet()),
                 detectron2: None,
             },
@@ -32,15 +35,18 @@ macro_rules! arch {
             stage: |scope, l| stage(scope, l, $size),
             neck: |scope| Box::new(ChannelsLast(vec![Box::new(LayerNorm::new(scope.sub("norm"), width(3)))])),
             branch: |scope, l| branch(scope, l, $size),
+            twins: |_| vec![], // two blocks a stage: shorter than the network
             head: linear,
             branch_head: linear,
-            script: |place| script(place, $size),
+            graph: |place| graph::graph(place, $size),
         }
     };
 }
 
-pub const ARCHS: &[Arch] =
-    &[arch!("swin_t", Size { blocks: [2, 2, 6, 2], drop_path: 0.2 }), arch!("swin_s", Size { blocks: [2, 2, 18, 2], drop_path: 0.3 })];
+pub const ARCHS: &[Arch] = &[
+    arch!("swin_t", "swin_tiny_patch4_window7_224", Size { blocks: [2, 2, 6, 2], drop_path: 0.2 }),
+    arch!("swin_s", "swin_small_patch4_window7_224", Size { blocks: [2, 2, 18, 2], drop_path: 0.3 }),
+];
 
 #[derive(Clone, Copy)]
 struct Size {
@@ -160,6 +166,14 @@ struct Attention {
     bias_index: Tensor,
     heads: i64,
     shift: i64,
+    /// The mask of the last size of map, which is mostly the next one's too.
+    mask: RefCell<Option<Mask>>,
+}
+
+/// A mask and what it was made for: height, width and shift of the map, and where and in what it is.
+struct Mask {
+    made_for: (i64, i64, [i64; 2], Device, Kind),
+    values: Tensor,
 }
 
 impl Attention {
@@ -172,7 +186,18 @@ impl Attention {
             bias_index: scope.buffer("relative_position_index", relative_position_index()),
             heads,
             shift,
+            mask: RefCell::new(None),
         }
+    }
+
+    /// `shift_mask`, made once for maps of one size.
+    fn mask(&self, h: i64, w: i64, shift: [i64; 2], like: &Tensor) -> Tensor {
+        let made_for = (h, w, shift, like.device(), like.kind());
+        let mut last = self.mask.borrow_mut();
+        if last.as_ref().is_none_or(|mask| mask.made_for != made_for) {
+            *last = Some(Mask { made_for, values: tch::no_grad(|| shift_mask(h, w, shift, like)) });
+        }
+        last.as_ref().expect("made above").values.shallow_clone()
     }
 
     /// [1, heads, n, n] for the n positions of a window.
@@ -231,7 +256,7 @@ impl Layer for Attention {
         let (q, k, v) = (qkv.get(0) * ((c / self.heads) as f64).powf(-0.5), qkv.get(1), qkv.get(2));
         let mut scores = q.matmul(&k.transpose(-2, -1)) + self.bias(); // [B * windows, heads, n, n]
         if shifted {
-            scores = (scores.view([b, windows, self.heads, n, n]) + shift_mask(ph, pw, shift, &scores)).view([-1, self.heads, n, n]);
+            scores = (scores.view([b, windows, self.heads, n, n]) + self.mask(ph, pw, shift, &scores)).view([-1, self.heads, n, n]);
         }
         let xs = scores.softmax(-1, None).matmul(&v).transpose(1, 2).reshape([b * windows, n, c]);
         let xs = self.proj.forward(&xs, pass);
@@ -250,8 +275,8 @@ struct Block {
     norm2: LayerNorm,
     expand: Linear,
     contract: Linear,
-    name: String,
-    drop: f64,
+    /// Of the attention and of the perceptron.
+    drop: [DropPath; 2],
 }
 
 impl Block {
@@ -264,30 +289,18 @@ impl Block {
             norm2: LayerNorm::new(scope.sub("norm2"), c),
             expand: linear(scope.sub("mlp.0"), c, MLP_RATIO * c),
             contract: linear(scope.sub("mlp.3"), MLP_RATIO * c, c),
-            name: scope.path().to_string(),
-            drop: size.drop_path(l, at),
+            drop: [0, 1].map(|branch| DropPath::new(&scope, branch, size.drop_path(l, at))),
         }
-    }
-
-    /// The residual branch `ys`, dropped for some images and scaled up for the others, so that its mean stays.
-    fn drop_path(&self, ys: Tensor, half: u64, pass: Pass) -> Tensor {
-        if pass.mode != Mode::Train || !pass.drop_path || self.drop == 0.0 {
-            return ys;
-        }
-        let mut rng = rng::stream(pass.noise, &format!("drop_path {}", self.name), &[half]);
-        let kept: Vec<f64> =
-            (0..ys.size()[0]).map(|_| if rng.r#gen::<f64>() < self.drop { 0.0 } else { 1.0 / (1.0 - self.drop) }).collect();
-        &ys * Tensor::from_slice(&kept).view([-1, 1, 1, 1]).to_kind(ys.kind()).to_device(ys.device())
     }
 }
 
 impl Layer for Block {
     fn forward(&self, xs: &Tensor, pass: Pass) -> Tensor {
         let attended = self.attention.forward(&self.norm1.forward(xs, pass), pass);
-        let xs = xs + self.drop_path(attended, 0, pass);
+        let xs = xs + self.drop[0].apply(attended, pass);
         let hidden = self.expand.forward(&self.norm2.forward(&xs, pass), pass).gelu("none");
         let ys = self.contract.forward(&hidden, pass);
-        xs + self.drop_path(ys, 1, pass)
+        xs + self.drop[1].apply(ys, pass)
     }
 }
 
@@ -325,135 +338,6 @@ fn branch(scope: &Scope, l: usize, size: Size) -> Box<dyn Layer> {
     Box::new(ChannelsLast(layers))
 }
 
-fn script_norm(place: &Place) -> Module {
-    script::layer_norm(place, NORM_EPS)
-}
-
-fn script_merging(place: &Place) -> Module {
-    let body = "
-x = torch.constant_pad_nd(x, [0, 0, 0, x.size(2) % 2, 0, x.size(1) % 2])
-x = torch.cat([x[:, 0::2, 0::2], x[:, 1::2, 0::2], x[:, 0::2, 1::2], x[:, 1::2, 1::2]], 3)
-return self.reduction.forward(self.norm.forward(x))
-";
-    let merging = Module::new("PatchMerging", body);
-    merging.child("reduction", script::linear(&place.sub("reduction"))).child("norm", script_norm(&place.sub("norm")))
-}
-
-fn script_attention(place: &Place, heads: i64, shift: i64) -> Module {
-    let c = place.sub("proj").tensor("weight").size()[0];
-    let shifted = format!(
-        "
-rows = torch.arange(ph, device=x.device)
-if sy > 0:
-    rows = rows.ge(ph - {WINDOW}).type_as(rows) + rows.ge(ph - sy).type_as(rows)
-else:
-    rows = torch.zeros_like(rows)
-columns = torch.arange(pw, device=x.device)
-if sx > 0:
-    columns = columns.ge(pw - {WINDOW}).type_as(columns) + columns.ge(pw - sx).type_as(columns)
-else:
-    columns = torch.zeros_like(columns)
-region = 3 * rows.unsqueeze(1) + columns.unsqueeze(0)
-region = region.view(nh, {WINDOW}, nw, {WINDOW}).permute([0, 2, 1, 3]).reshape(-1, {n})
-mask = torch.ne(region.unsqueeze(1), region.unsqueeze(2)).type_as(scores) * -100.0
-scores = (scores.view(b, nh * nw, {heads}, {n}, {n}) + mask.unsqueeze(1)).view(-1, {heads}, {n}, {n})
-",
-        n = WINDOW * WINDOW
-    );
-    let indented: String = shifted.trim().lines().map(|line| format!("    {line}\n")).collect();
-    let body = format!(
-        "
-b, h, w = x.size(0), x.size(1), x.size(2)
-below, right = ({WINDOW} - h % {WINDOW}) % {WINDOW}, ({WINDOW} - w % {WINDOW}) % {WINDOW}
-x = torch.constant_pad_nd(x, [0, 0, 0, right, 0, below])
-ph, pw = h + below, w + right
-sy, sx = {shift}, {shift}
-if ph <= {WINDOW}:
-    sy = 0
-if pw <= {WINDOW}:
-    sx = 0
-if sy + sx > 0:
-    x = torch.roll(x, [-sy, -sx], [1, 2])
-nh, nw = ph // {WINDOW}, pw // {WINDOW}
-x = x.reshape(b, nh, {WINDOW}, nw, {WINDOW}, {c}).permute([0, 1, 3, 2, 4, 5]).reshape(b * nh * nw, {n}, {c})
-qkv = self.qkv.forward(x).reshape(b * nh * nw, {n}, 3, {heads}, {each}).permute([2, 0, 3, 1, 4])
-q, k, v = qkv[0] * {scale:?}, qkv[1], qkv[2]
-bias = self.relative_position_bias_table.index_select(0, self.relative_position_index).view({n}, {n}, -1)
-scores = torch.matmul(q, k.transpose(-2, -1)) + bias.permute([2, 0, 1]).unsqueeze(0)
-if sy + sx > 0:
-{indented}x = torch.matmul(torch.softmax(scores, -1), v).transpose(1, 2).reshape(b * nh * nw, {n}, {c})
-x = self.proj.forward(x).view(b, nh, nw, {WINDOW}, {WINDOW}, {c}).permute([0, 1, 3, 2, 4, 5]).reshape(b, ph, pw, {c})
-if sy + sx > 0:
-    x = torch.roll(x, [sy, sx], [1, 2])
-return x[:, :h, :w]
-",
-        n = WINDOW * WINDOW,
-        each = c / heads,
-        scale = ((c / heads) as f64).powf(-0.5),
-    );
-    let tensor = |name: &str| vec![(name.to_string(), place.tensor(name))];
-    let attention = Module {
-        parameters: tensor("relative_position_bias_table"),
-        buffers: tensor("relative_position_index"),
-        ..Module::new("ShiftedWindowAttention", &body)
-    };
-    attention.child("qkv", script::linear(&place.sub("qkv"))).child("proj", script::linear(&place.sub("proj")))
-}
-
-/// Drop-path at the rate of the architecture, in training only: for each image the residual branch or nothing.
-fn script_drop(rate: f64) -> Module {
-    let body = match rate {
-        0.0 => "return x".to_string(),
-        _ => format!(
-            "if self.training:\n    keep = torch.rand([x.size(0), 1, 1, 1], dtype=x.dtype, device=x.device).ge({rate:?}).type_as(x)\n    x = x * keep / {:?}\nreturn x",
-            1.0 - rate
-        ),
-    };
-    Module::new("StochasticDepth", &body)
-}
-
-fn script_block(place: &Place, l: usize, at: usize, size: Size) -> Module {
-    let mlp = place.sub("mlp");
-    let gelu = Module::new("GELU", "return torch.gelu(x)");
-    // torchvision's Dropout layers of rate 0 keep their numbers.
-    let drop = || Module::new("Dropout", "return x");
-    let mlp = script::sequential(vec![script::linear(&mlp.sub(0)), gelu, drop(), script::linear(&mlp.sub(3)), drop()]);
-    let body = "
-x = x + self.stochastic_depth.forward(self.attn.forward(self.norm1.forward(x)))
-return x + self.stochastic_depth.forward(self.mlp.forward(self.norm2.forward(x)))
-";
-    Module::new("SwinTransformerBlock", body)
-        .child("norm1", script_norm(&place.sub("norm1")))
-        .child("attn", script_attention(&place.sub("attn"), HEADS[l], shift(at)))
-        .child("stochastic_depth", script_drop(size.drop_path(l, at)))
-        .child("norm2", script_norm(&place.sub("norm2")))
-        .child("mlp", mlp)
-}
-
-/// As torchvision's classifier, whose `features` has the channels last between its children; the maps have them second.
-fn script(place: &Place, size: Size) -> Tree {
-    let features = place.sub("features");
-    let first = features.sub(0);
-    let patches = ConvShape { padding: 0, ..ConvShape::new(3, width(0), PATCH, PATCH) };
-    let permute = Module::new("Permute", "return x.permute([0, 2, 3, 1])");
-    let mut modules = vec![script::sequential(vec![script::conv(&first.sub(0), patches), permute, script_norm(&first.sub(2))])];
-    for l in 0..size.blocks.len() {
-        if l > 0 {
-            modules.push(script_merging(&features.sub(2 * l)));
-        }
-        let blocks = features.sub(2 * l + 1);
-        modules.push(script::sequential((0..size.blocks[l]).map(|i| script_block(&blocks.sub(i), l, i, size)).collect()));
-    }
-    let tree = Tree::default().holder("features", script::sequential(modules)).channels_last();
-    let stage = |tree: Tree, l: usize| {
-        let tree = tree.call(&format!("getattr(self.features, \"{}\").forward(x)", 2 * l));
-        tree.call(&format!("getattr(self.features, \"{}\").forward(x)", 2 * l + 1)).map()
-    };
-    let tree = (0..size.blocks.len()).fold(tree, stage);
-    let tree = tree.neck("norm", script_norm(&place.sub("norm"))).neck("avgpool", script::avg_pool());
-    tree.tail("self.norm.forward(x)").tail("self.avgpool.forward(x.permute([0, 3, 1, 2]))")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -463,18 +347,19 @@ mod tests {
     fn drop_path_drops_at_its_rate_keeps_the_mean_and_is_off_by_default() {
         let size = Size { blocks: [2, 2, 6, 2], drop_path: 0.2 };
         let block = Block::new(Scope::blank(Device::Cpu, Kind::Float).sub("block"), 3, 1, size);
-        assert_eq!(block.drop, 0.2);
+        assert_eq!(block.drop[0].rate, 0.2);
         let ones = || Tensor::ones([4000, 1, 1, 1], (Kind::Float, Device::Cpu));
         let on = |noise: u64| Pass { drop_path: true, ..Pass::train(noise) };
-        let kept = Vec::<f32>::try_from(block.drop_path(ones(), 0, on(5)).view(-1)).expect("a vector");
+        let dropped = |half: usize, pass: Pass| block.drop[half].apply(ones(), pass);
+        let kept = Vec::<f32>::try_from(dropped(0, on(5)).view(-1)).expect("a vector");
         assert!(kept.iter().all(|k| *k == 0.0 || (*k - 1.25).abs() < 1e-6));
-        let dropped = kept.iter().filter(|k| **k == 0.0).count();
-        assert!((700..=900).contains(&dropped), "{dropped} of 4000 at rate 0.2");
-        assert_eq!(block.drop_path(ones(), 0, on(5)), block.drop_path(ones(), 0, on(5)));
-        assert_ne!(block.drop_path(ones(), 0, on(5)), block.drop_path(ones(), 1, on(5)));
-        assert_ne!(block.drop_path(ones(), 0, on(5)), block.drop_path(ones(), 0, on(6)));
+        let count = kept.iter().filter(|k| **k == 0.0).count();
+        assert!((700..=900).contains(&count), "{count} of 4000 at rate 0.2");
+        assert_eq!(dropped(0, on(5)), dropped(0, on(5)));
+        assert_ne!(dropped(0, on(5)), dropped(1, on(5)));
+        assert_ne!(dropped(0, on(5)), dropped(0, on(6)));
         for pass in [Pass::train(5), Pass { drop_path: true, ..Pass::EVAL }] {
-            assert_eq!(block.drop_path(ones(), 0, pass), ones());
+            assert_eq!(dropped(0, pass), ones());
         }
     }
 }

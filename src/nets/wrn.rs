@@ -3,8 +3,8 @@
 
 use tch::Tensor;
 
+use super::graph::{self, Module, Place, Tree};
 use super::layers::{BatchNorm, BnRelu, Chain, Conv, ConvBn, ConvShape, Layer, Linear, Pass};
-use super::script::{self, Module, Place, Tree};
 use super::{Arch, Elsewhere, GOLDEN_SMALL, Norm, Released};
 use crate::params::Scope;
 
@@ -25,14 +25,16 @@ macro_rules! arch {
             stage: |scope, l| stage(scope, l, $widen, ($depth - 4) / 6),
             neck: |scope| Box::new(BnRelu(BatchNorm::new(scope.sub("bn1"), 64 * $widen))),
             branch: |scope, l| branch(scope, l, $widen, ($depth - 4) / 6),
+            twins,
             head: Linear::zero_bias,
             branch_head: Linear::zero_bias,
-            script: |place| script(place, ($depth - 4) / 6),
+            graph: |place| graph(place, $widen, ($depth - 4) / 6),
         }
     };
 }
 
-pub const ARCHS: &[Arch] = &[arch!("wrn_16_2", 16, 2), arch!("wrn_40_2", 40, 2), arch!("wrn_28_4", 28, 4)];
+pub const ARCHS: &[Arch] =
+    &[arch!("wrn_16_1", 16, 1), arch!("wrn_40_1", 40, 1), arch!("wrn_16_2", 16, 2), arch!("wrn_40_2", 40, 2), arch!("wrn_28_4", 28, 4)];
 
 const STEM: i64 = 16;
 
@@ -100,28 +102,44 @@ fn branch(scope: &Scope, l: usize, widen: i64, n: usize) -> Box<dyn Layer> {
     Box::new(Chain(layers))
 }
 
-fn script_block(place: &Place, stride: i64, changes: bool) -> Module {
-    let shortcut = if changes { "self.convShortcut.forward(active)" } else { "x" };
-    let body = format!(
-        "active = torch.relu_(self.bn1.forward(x))\ny = self.conv2.forward(torch.relu_(self.bn2.forward(self.conv1.forward(active))))\nreturn y + {shortcut}"
-    );
-    let norm = |name: &str| script::batch_norm(&place.sub(name));
-    let block = Module::new("BasicBlock", &body).child("bn1", norm("bn1")).child("conv1", script::plain_conv(&place.sub("conv1"), stride));
-    let block = block.child("bn2", norm("bn2")).child("conv2", script::plain_conv(&place.sub("conv2"), 1));
-    if changes { block.child("convShortcut", script::plain_conv(&place.sub("convShortcut"), stride)) } else { block }
+fn twins(l: usize) -> Vec<(String, String)> {
+    let blocks = (l + 1..3).map(|next| (format!("block_extractor{}.{}", l + 1, next - l - 1), format!("block{}", next + 1)));
+    blocks.chain([(format!("bn{}", l + 1), "bn1".to_string())]).collect()
 }
 
-fn script(place: &Place, n: usize) -> Tree {
+fn graph_block(place: &Place, stride: i64, changes: bool) -> Module {
+    let norm = |name: &str| graph::batch_norm(&place.sub(name));
+    let conv = |name: &str, stride: i64| graph::plain_conv(&place.sub(name), stride);
+    let block = Module::new("BasicBlock", |g, x| {
+        let norm = g.call("bn1", x);
+        let active = g.relu(norm);
+        let y = g.calls(["conv1", "bn2"], active);
+        let y = g.relu(y);
+        let y = g.call("conv2", y);
+        let shortcut = if changes { g.call("convShortcut", active) } else { x };
+        g.add(y, shortcut)
+    });
+    let block = block.child("bn1", norm("bn1")).child("conv1", conv("conv1", stride));
+    let block = block.child("bn2", norm("bn2")).child("conv2", conv("conv2", 1));
+    if changes { block.child("convShortcut", conv("convShortcut", stride)) } else { block }
+}
+
+fn graph(place: &Place, widen: i64, n: usize) -> Tree {
     let stage = |tree: Tree, l: usize| {
         let name = format!("block{}", l + 1);
         let at = place.sub(&name);
         let blocks = at.sub("layer");
-        let block = |i: usize| script_block(&blocks.sub(i), if l > 0 && i == 0 { 2 } else { 1 }, i == 0);
-        let stage =
-            Module::new("NetworkBlock", "return self.layer.forward(x)").child("layer", script::sequential((0..n).map(block).collect()));
-        tree.step(&name, stage).map()
+        // A first stage of the stem's width changes nothing.
+        let changes = |i: usize| i == 0 && (l > 0 || widen > 1);
+        let block = |i: usize| graph_block(&blocks.sub(i), if l > 0 && i == 0 { 2 } else { 1 }, changes(i));
+        let blocks = graph::sequential((0..n).map(block).collect());
+        tree.step(&name, Module::new("NetworkBlock", |g, x| g.call("layer", x)).child("layer", blocks)).map()
     };
-    let tree = (0..3).fold(Tree::default().step("conv1", script::plain_conv(&place.sub("conv1"), 1)), stage);
-    let tree = tree.neck("bn1", script::batch_norm(&place.sub("bn1"))).neck("avgpool", script::avg_pool());
-    tree.tail("torch.relu_(self.bn1.forward(x))").tail("self.avgpool.forward(x)")
+    let tree = (0..3).fold(Tree::default().step("conv1", graph::plain_conv(&place.sub("conv1"), 1)), stage);
+    let tree = tree.neck("bn1", graph::batch_norm(&place.sub("bn1"))).neck("avgpool", graph::avg_pool());
+    tree.tail(|g, x| {
+        let norm = g.call("bn1", x);
+        let active = g.relu(norm);
+        g.call("avgpool", active)
+    })
 }

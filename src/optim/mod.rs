@@ -1,5 +1,6 @@
 //! Gradients as values, and the rules that step parameters with them.
 
+pub(crate) mod lists;
 pub mod reverse_hg;
 pub mod rule;
 pub mod schedule;

@@ -2,6 +2,7 @@
 
 use tch::Tensor;
 
+use super::lists::{self, Step};
 use crate::params::{Named, Params};
 
 /// PyTorch's update rules.
@@ -41,6 +42,14 @@ fn decays(name: &str, var: &Tensor) -> bool {
     var.dim() > 1 && !name.ends_with("relative_position_bias_table")
 }
 
+/// The gradient with its variable's strides where the two differ only in dimensions of one entry, as those of 1 x 1 convolutions may:
+/// the memory is the same, but fused kernels ask for the same numbers.
+fn laid_like(grad: &Tensor, var: &Tensor) -> Tensor {
+    let (size, own, wanted) = (grad.size(), grad.stride(), var.stride());
+    let same = size.iter().zip(own.iter().zip(&wanted)).all(|(&n, (a, b))| n == 1 || a == b);
+    if own != wanted && same { grad.as_strided(&size, &wanted, None) } else { grad.shallow_clone() }
+}
+
 /// A rule and its state for one list of parameters, in their order.
 pub struct Optimizer {
     rule: Rule,
@@ -76,6 +85,11 @@ impl Optimizer {
 
     /// One step on the variables this was made for, with gradients in the same order.
     pub fn step(&mut self, params: &Params, grads: &[Tensor], lr: f64) {
+        self.step_unless(None, params, grads, lr)
+    }
+
+    /// The same for variables on a device, where `skip` is a scalar there: where it is 1, neither a variable nor a moment changes.
+    pub(crate) fn step_unless(&mut self, skip: Option<&Tensor>, params: &Params, grads: &[Tensor], lr: f64) {
         assert_eq!(
             (params.vars.len(), grads.len()),
             (self.names.len(), self.names.len()),
@@ -83,10 +97,42 @@ impl Optimizer {
         );
         let _guard = tch::no_grad_guard();
         let _ = self.steps.g_add_scalar_(1);
+        if params.vars.first().is_some_and(|(_, var)| var.device().is_cuda()) {
+            return self.at_once(skip, params, grads, lr);
+        }
+        assert!(skip.is_none(), "on the CPU whoever steps knows whether to step");
         match self.rule {
             Rule::Sgd { momentum, weight_decay, nesterov } => self.sgd(params, grads, lr, momentum, weight_decay, nesterov),
             Rule::Adam { betas, eps, weight_decay } => self.adam(params, grads, lr, betas, eps, weight_decay, false),
             Rule::AdamW { betas, eps, weight_decay } => self.adam(params, grads, lr, betas, eps, weight_decay, true),
+        }
+    }
+
+    /// All variables in one fused kernel, or in two where weight decay does not reach all of them.
+    fn at_once(&mut self, skip: Option<&Tensor>, params: &Params, grads: &[Tensor], lr: f64) {
+        let laid: Vec<Tensor> = grads.iter().zip(&params.vars).map(|(grad, (_, var))| laid_like(grad, var)).collect();
+        let all = |keep: &dyn Fn(usize) -> bool| Step {
+            vars: params.vars.iter().enumerate().filter(|(i, _)| keep(*i)).map(|(_, (_, var))| var).collect(),
+            grads: laid.iter().enumerate().filter(|(i, _)| keep(*i)).map(|(_, grad)| grad).collect(),
+            lr,
+            skip,
+        };
+        let steps = self.steps.int64_value(&[]); // in host memory
+        let adam = |keep: &dyn Fn(usize) -> bool, betas, eps, weight_decay, decoupled| {
+            let of = |moments: &'_ [Tensor]| -> Vec<Tensor> {
+                moments.iter().enumerate().filter(|(i, _)| keep(*i)).map(|(_, m)| m.shallow_clone()).collect()
+            };
+            let (first, second) = (of(&self.first), of(&self.second));
+            let (first, second): (Vec<&Tensor>, Vec<&Tensor>) = (first.iter().collect(), second.iter().collect());
+            lists::adam(&all(keep), &first, &second, steps, betas, eps, weight_decay, decoupled);
+        };
+        match self.rule {
+            Rule::Sgd { momentum, weight_decay, nesterov } => lists::sgd(&all(&|_| true), &self.first, momentum, weight_decay, nesterov),
+            Rule::Adam { betas, eps, weight_decay } => adam(&|_| true, betas, eps, weight_decay, false),
+            Rule::AdamW { betas, eps, weight_decay } => {
+                adam(&|i| self.decayed[i], betas, eps, weight_decay, true);
+                adam(&|i| !self.decayed[i], betas, eps, 0.0, true);
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! Python pickles: read (protocols 0 to 5) as plain values, and written as far as weights need it. Nothing is executed: what a pickle would
 //! call is returned as data (`Value::Global`, `Value::Reduce`), and it is for the caller to know the few callables it understands.
 
+mod budget;
 mod literal;
 mod read;
 mod write;

@@ -2,20 +2,22 @@
 
 use std::collections::HashMap;
 
+use super::budget::Budget;
 use super::literal::{unescape, unquote};
 use super::{Result, Value};
 
 /// The value of the first pickle in `bytes`, and how many bytes it took (PyTorch's old format writes several one after another).
 pub fn read(bytes: &[u8]) -> Result<(Value, usize)> {
-    let mut machine = Machine { bytes, at: 0, nodes: vec![], stack: vec![], marks: vec![], memo: HashMap::new() };
+    let budget = Budget::of_file(bytes.len(), EXPANSION);
+    let mut machine = Machine { bytes, at: 0, nodes: vec![], stack: vec![], marks: vec![], memo: HashMap::new(), budget };
     let root = machine.run()?;
     let used = machine.at;
-    let mut budget = EXPANSION.saturating_mul(bytes.len()).saturating_add(1 << 16);
+    let mut budget = machine.budget;
     Ok((machine.value(root, 0, &mut budget)?, used))
 }
 
-/// A pickle may name one object many times; the tree may hold this many values and bytes for each byte of the file, and no more.
-const EXPANSION: usize = 16;
+/// Bytes of memory for each byte of the file: an opcode of one byte makes one object at most.
+const EXPANSION: usize = 4 * (size_of::<Node>() + size_of::<Value>());
 const MAX_DEPTH: usize = 256;
 
 /// Objects while the pickle is read: containers are filled after they were put into the memo, so they are named by their place.
@@ -43,6 +45,7 @@ struct Machine<'a> {
     stack: Vec<usize>,
     marks: Vec<usize>,
     memo: HashMap<u64, usize>,
+    budget: Budget,
 }
 
 impl<'a> Machine<'a> {
@@ -50,6 +53,8 @@ impl<'a> Machine<'a> {
         loop {
             let start = self.at;
             let op = self.take(1)?[0];
+            // Room for what one opcode makes at most: a few objects, and its places on the stack and in the memo.
+            self.budget.charge(size_of::<Node>() + size_of::<[usize; 4]>()).map_err(|what| format!("{what} (byte {start})"))?;
             let more = self.step(op).map_err(|what| format!("{what} (byte {start}, opcode {:?})", op as char))?;
             if !more {
                 return self.pop();
@@ -376,7 +381,10 @@ impl<'a> Machine<'a> {
     fn pop_text(&mut self) -> Result<String> {
         let id = self.pop()?;
         match &self.nodes[id] {
-            Node::Leaf(Value::Str(text)) => Ok(text.clone()),
+            Node::Leaf(Value::Str(text)) => {
+                self.budget.charge(text.len())?;
+                Ok(text.clone())
+            }
             _ => Err("a global whose name is no text".to_string()),
         }
     }
@@ -415,6 +423,12 @@ impl<'a> Machine<'a> {
 
     /// The containers every pickle may hold become containers; all else stays a description.
     fn reduce(&mut self, callable: usize, args: usize) -> Result<()> {
+        // A list that becomes a dict or a set is copied: paid for first, because one list may be named again and again.
+        if let Node::Tuple(args) = &self.nodes[args]
+            && let Some(Node::List(items)) = args.first().map(|&first| &self.nodes[first])
+        {
+            self.budget.charge(items.len() * size_of::<(usize, usize)>())?;
+        }
         let node = match (&self.nodes[callable], &self.nodes[args]) {
             (Node::Leaf(global), Node::Tuple(args)) if global.is_global("collections", "OrderedDict") || global.is_builtin("dict") => {
                 match args.first().map(|&first| &self.nodes[first]) {
@@ -444,23 +458,21 @@ impl<'a> Machine<'a> {
     }
 
     /// The tree below a node. An object that holds itself runs into the depth, one that doubles itself again and again into the budget.
-    fn value(&self, id: usize, depth: usize, budget: &mut usize) -> Result<Value> {
-        let mut spend = |n: usize| {
-            *budget = budget.checked_sub(n).ok_or("objects that repeat each other beyond measure")?;
-            Ok::<(), String>(())
-        };
+    fn value(&self, id: usize, depth: usize, budget: &mut Budget) -> Result<Value> {
         if depth > MAX_DEPTH {
             return Err(format!("objects nested more than {MAX_DEPTH} deep, or one that holds itself"));
         }
         let node = &self.nodes[id];
-        spend(
-            1 + match node {
-                Node::Raw(range) => range.len(),
-                Node::Leaf(Value::Str(text)) => text.len(),
-                Node::Leaf(Value::Bytes(bytes) | Value::Long(bytes)) => bytes.len(),
-                _ => 0,
-            },
-        )?;
+        // A container pays for its elements when they are made; room for them is asked for here.
+        let held = match node {
+            Node::Raw(range) => range.len(),
+            Node::Leaf(Value::Str(text)) => text.len(),
+            Node::Leaf(Value::Bytes(bytes) | Value::Long(bytes)) => bytes.len(),
+            Node::Leaf(Value::Global { module, name }) => module.len() + name.len(),
+            Node::Reduce { .. } => 3 * size_of::<Value>(),
+            _ => 0,
+        };
+        budget.charge(size_of::<Value>() + held)?;
         let mut below = |id: usize| self.value(id, depth + 1, budget);
         Ok(match node {
             Node::Leaf(value) => value.clone(),

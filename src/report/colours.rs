@@ -1,7 +1,7 @@
 //! Every colour of a report: of the page, of what figures compare, of heat maps and of classes.
 //!
 //! A method has one colour in all figures. A setting that is named after a method (`l_mcl_warm`, `l_mcl resnet8`) has the method's.
-//! What is named after none takes the colours that are free in its figure, in order.
+//! What is named after none takes the colours that are free in its report, in order.
 
 /// What belongs to the page. Figures carry the light values, and classes by which the HTML report changes them in the dark.
 pub(crate) struct Page {
@@ -74,32 +74,55 @@ fn own(name: &str) -> Option<&'static str> {
     NAMED.iter().filter(|(known, _)| begins(known)).max_by_key(|(known, _)| known.len()).map(|(_, colour)| *colour)
 }
 
-/// The colours of a figure, or of figures that are read together.
+/// The colours of all figures of a report.
 #[derive(Debug, Clone)]
 pub struct Palette {
     colours: Vec<(String, String)>,
 }
 
 impl Palette {
-    /// Gives every name a colour. Of two names with a claim to one colour the first has it.
+    /// Gives every name a colour: a method's own to all that is named after it, and to the others what no method here has, in order. Names
+    /// that share a colour in one figure are told apart by dashes and markers.
     pub fn of<S: AsRef<str>>(names: impl IntoIterator<Item = S>) -> Palette {
-        let names: Vec<String> = names.into_iter().map(|name| name.as_ref().to_string()).collect();
-        let mut claims: Vec<Option<&str>> = names.iter().map(|name| own(name)).collect();
-        for i in 0..claims.len() {
-            if claims[..i].contains(&claims[i]) {
-                claims[i] = None;
-            }
-        }
-        let taken: Vec<&str> = claims.iter().copied().flatten().collect();
-        let mut free = (0..).map(numbered).filter(|colour| !taken.contains(&colour.as_str()));
-        let colours = claims.iter().map(|claim| claim.map_or_else(|| free.next().expect("colours have no end"), String::from));
-        Palette { colours: names.iter().cloned().zip(colours.collect::<Vec<_>>()).collect() }
+        Palette::by_method(names.into_iter().map(|name| (name.as_ref().to_string(), name.as_ref().to_string())))
     }
 
-    /// The colour of a name; ink for one that was not among those the palette was made of.
-    pub fn colour(&self, name: &str) -> &str {
-        self.colours.iter().find(|(known, _)| known == name).map_or(LIGHT.ink, |(_, colour)| colour)
+    /// As `of`, for names with the method that each stands for: runs and networks are called what their owner likes.
+    pub fn by_method(named: impl IntoIterator<Item = (String, String)>) -> Palette {
+        let (names, methods): (Vec<String>, Vec<String>) = named.into_iter().unzip();
+        let claims: Vec<Option<&str>> = methods.iter().map(|method| own(method)).collect();
+        let mut taken: Vec<String> = claims.iter().copied().flatten().map(String::from).collect();
+        let mut colours = vec![];
+        for (name, claim) in names.into_iter().zip(claims) {
+            let colour = claim.map_or_else(|| free(&taken), String::from);
+            taken.push(colour.clone());
+            colours.push((name, colour));
+        }
+        Palette { colours }
     }
+
+    /// The colour of a name. One that was not among those the palette was made of has its method's, or ink.
+    pub fn colour<'a>(&'a self, name: &str) -> &'a str {
+        let known = self.colours.iter().find(|(known, _)| known == name).map(|(_, colour)| colour.as_str());
+        known.or_else(|| own(name)).unwrap_or(LIGHT.ink)
+    }
+
+    /// The colour of each name, and how many before it in the list have the same.
+    pub(crate) fn styles<'a>(&'a self, names: &[&str]) -> Vec<(&'a str, usize)> {
+        let colours: Vec<&str> = names.iter().map(|name| self.colour(name)).collect();
+        colours.iter().enumerate().map(|(i, colour)| (*colour, colours[..i].iter().filter(|c| *c == colour).count())).collect()
+    }
+}
+
+/// The first colour that looks like none of those taken; where there are too many for that, the first that is not among them.
+fn free(taken: &[String]) -> String {
+    const LIKE: f64 = 60.0;
+    let apart = |a: &str, b: &str| {
+        let part = |c: &str, i: usize| f64::from(u8::from_str_radix(&c[1 + 2 * i..3 + 2 * i], 16).unwrap_or(0));
+        (0..3).map(|i| (part(a, i) - part(b, i)).powi(2)).sum::<f64>().sqrt()
+    };
+    let first = |least: f64, count: usize| (0..count).map(numbered).find(|c| taken.iter().all(|t| apart(c, t) > least));
+    first(LIKE, 80).or_else(|| first(0.0, taken.len() + 80)).unwrap_or_else(|| LIGHT.ink.to_string())
 }
 
 /// From near white over blue to near black (0 to 1), readable in grey too.
@@ -143,11 +166,13 @@ mod tests {
     }
 
     #[test]
-    fn no_two_names_of_a_figure_share_a_colour() {
+    fn no_two_names_of_a_figure_look_alike() {
         let names: Vec<String> =
             ["l_mcl a", "l_mcl b"].map(String::from).into_iter().chain((0..40).map(|i| format!("layer {i}"))).collect();
         let palette = Palette::of(&names);
-        let mut seen: Vec<&str> = names.iter().map(|n| palette.colour(n)).collect();
+        assert_eq!(palette.colour("l_mcl a"), palette.colour("l_mcl b"));
+        let mut seen = palette.styles(&names.iter().map(String::as_str).collect::<Vec<_>>());
+        assert_eq!((seen[0].1, seen[1].1), (0, 1), "the second is drawn in another way");
         seen.sort();
         seen.dedup();
         assert_eq!(seen.len(), names.len());

@@ -1,98 +1,150 @@
-//! A report as one HTML file: no network, light and dark, phone width, sortable tables, figures inline.
+//! A report as one HTML file: it needs no network and may not use one, light and dark, phone width, tables one can sort and filter, figures
+//! and their numbers inline. Style and script are in assets/.
+
+use std::fmt::Write as _;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 
 use super::colours::{DARK, LIGHT};
 use super::plot::escape;
-use super::table::Table;
-use super::{Part, Report};
+use super::table::{Cell, Table};
+use super::{Figure, Part, Report, Row};
+use crate::error::Result;
+use crate::files;
 
-const STYLE: &str = r#"
-*{box-sizing:border-box}
-body{margin:0 auto;max-width:1180px;padding:24px 16px 64px;background:var(--ground);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}
-h1{font-size:1.6rem;margin:0 0 4px}h2{font-size:1.2rem;margin:36px 0 8px;border-bottom:1px solid var(--grid);padding-bottom:4px}
-p{margin:8px 0;overflow-wrap:anywhere}.about{color:var(--soft)}
-nav{display:flex;flex-wrap:wrap;gap:4px 14px;margin:12px 0}nav a{color:var(--link);text-decoration:none}nav a:hover{text-decoration:underline}
-.wide{overflow-x:auto;margin:12px 0;border:1px solid var(--grid);border-radius:6px}
-table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:.87rem}
-caption{text-align:left;padding:8px 10px;font-weight:600;position:sticky;left:0}
-th,td{padding:5px 10px;text-align:left;white-space:nowrap;border-top:1px solid var(--grid)}
-th{background:var(--card);cursor:pointer;user-select:none}th:focus-visible{outline:2px solid var(--link);outline-offset:-2px}
-th[aria-sort=ascending]::after{content:" \25B2"}th[aria-sort=descending]::after{content:" \25BC"}
-.n{text-align:right}
-.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,430px),1fr));gap:16px;margin:12px 0}
-.figures.one{grid-template-columns:minmax(0,1fr)}
-figure{margin:0;border:1px solid var(--grid);border-radius:6px;padding:8px;min-width:0}figure{overflow-x:auto}figure svg{display:block;max-width:100%;height:auto}.figures.one svg{min-width:min(520px,150vw)}
-figcaption{color:var(--soft);font-size:.85rem;overflow-wrap:anywhere}
-svg .ink{fill:var(--ink)}svg .grid{stroke:var(--grid)}svg .ground{fill:none}
-pre{background:var(--card);border:1px solid var(--grid);border-radius:6px;padding:10px;overflow-x:auto;font-size:.8rem;white-space:pre-wrap;overflow-wrap:anywhere}
-@media print{nav{display:none}.wide{overflow:visible}}
-"#;
+const STYLE: &str = include_str!("assets/page.css");
+const SCRIPT: &str = include_str!("assets/page.js");
 
-/// Sorts by `data-v` (numbers) or by text; a click turns the order round.
-const SCRIPT: &str = r#"
-document.querySelectorAll('table').forEach(function(t){var hs=t.querySelectorAll('th');hs.forEach(function(h,c){
-function go(){var up=h.getAttribute('aria-sort')==='descending';hs.forEach(function(o){o.removeAttribute('aria-sort')});h.setAttribute('aria-sort',up?'ascending':'descending');
-var b=t.tBodies[0],rows=Array.from(b.rows);rows.sort(function(x,y){var p=x.cells[c],q=y.cells[c],m=p.dataset.v,n=q.dataset.v,d;
-if(m!==undefined&&n!==undefined)d=m-n;else if(m!==undefined)return -1;else if(n!==undefined)return 1;else d=p.textContent.localeCompare(q.textContent);return up?d:-d});
-rows.forEach(function(r){b.appendChild(r)})}
-h.addEventListener('click',go);h.addEventListener('keydown',function(e){if(e.key==='Enter'||e.key===' '){e.preventDefault();go()}})})});
-"#;
-
-/// The page; nothing in it is loaded from elsewhere.
-pub(crate) fn page(report: &Report) -> String {
+/// The page; nothing in it is loaded from elsewhere, and a browser is told to refuse anything that would be.
+pub(crate) fn page(report: &Report) -> Result<String> {
     let anchor = |i: usize| format!("s{i}");
-    let links: String =
-        report.sections.iter().enumerate().map(|(i, s)| format!("<a href=\"#{}\">{}</a>", anchor(i), escape(&s.title))).collect();
-    let mut body = format!("<h1>{}</h1>\n<p class=\"about\">{}</p>\n<nav>{links}</nav>\n", escape(&report.title), escape(&report.about));
+    let link = |(i, title): (usize, &str)| format!("<li><a href=\"#{}\">{}</a></li>", anchor(i), escape(title));
+    let links: String = report.sections.iter().map(|s| s.title.as_str()).enumerate().map(link).collect();
+    let mut body = format!("<h1>{}</h1>\n<p class=\"about\">{}</p>\n", escape(&report.title), escape(&report.about));
+    if !report.found.is_empty() {
+        let lines: String = report.found.iter().map(|line| format!("<p>{}</p>\n", escape(line))).collect();
+        let _ = write!(body, "<div class=\"found\" role=\"note\" aria-label=\"What was found\">\n{lines}</div>\n");
+    }
     for (i, section) in report.sections.iter().enumerate() {
-        body += &format!("<section id=\"{}\">\n<h2>{}</h2>\n", anchor(i), escape(&section.title));
+        let _ = writeln!(body, "<section id=\"{}\">\n<h2>{}</h2>", anchor(i), escape(&section.title));
         for part in &section.parts {
             body += &match part {
                 Part::Text(text) => format!("<p>{}</p>\n", escape(text)),
-                Part::Table(t) => table(t),
-                Part::Figures(figures) => {
-                    let each: String = figures
-                        .iter()
-                        .map(|f| format!("<figure>{}<figcaption>{}</figcaption></figure>\n", f.svg, escape(&f.caption)))
-                        .collect();
-                    format!(
-                        "<div class=\"figures{}\">\n{each}</div>\n",
-                        match &figures[..] {
-                            [one] if one.is_wide() => " one",
-                            _ => "",
-                        }
-                    )
-                }
-                Part::Code(text) => format!("<pre>{}</pre>\n", escape(text.trim_end())),
+                Part::Table(t) => table(t, &section.title)?,
+                Part::Figures(figures) => group(figures)?,
+                Part::Pictures(rows) => rows.iter().map(pictures).collect(),
+                Part::Code(text) => format!("<pre tabindex=\"0\">{}</pre>\n", escape(text.trim_end())),
             };
         }
         body += "</section>\n";
     }
-    // The empty icon keeps browsers from asking for one.
-    format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n<link rel=\"icon\" href=\"data:,\">\n<title>{}</title>\n<style>\n:root{{color-scheme:light dark;{}}}\n@media(prefers-color-scheme:dark){{:root{{{}}}}}{STYLE}</style>\n</head>\n<body>\n{body}<script>{SCRIPT}</script>\n</body>\n</html>\n",
-        escape(&report.title),
+    let style = format!(
+        "\n:root{{color-scheme:light dark;{}}}\n@media(prefers-color-scheme:dark){{:root{{{}}}}}\n{STYLE}",
         LIGHT.css(),
         DARK.css()
-    )
+    );
+    let policy = format!(
+        "default-src 'none'; script-src {}; style-src {}; img-src data:; base-uri 'none'; form-action 'none'",
+        hash(SCRIPT),
+        hash(&style)
+    );
+    let title = escape(&report.title);
+    // The empty icon keeps browsers from asking for one.
+    Ok(format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta http-equiv=\"Content-Security-Policy\" content=\"{policy}\">\n<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n<link rel=\"icon\" href=\"data:,\">\n<title>{title}</title>\n<style>{style}</style>\n</head>\n<body>\n<a class=\"skip\" href=\"#main\">To the content</a>\n<div class=\"page\">\n<nav aria-label=\"Contents\"><ol>{links}</ol></nav>\n<main id=\"main\">\n{body}</main>\n</div>\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
+    ))
 }
 
-fn table(table: &Table) -> String {
+/// How a policy names a text that may stand in the page.
+fn hash(text: &str) -> String {
+    let hex = files::sha256(text.as_bytes());
+    let bytes: Vec<u8> = (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap_or(0)).collect();
+    format!("'sha256-{}'", STANDARD.encode(bytes))
+}
+
+/// A link that saves a table.
+fn csv(table: &Table, name: &str) -> Result<String> {
+    let data = STANDARD.encode(table.csv()?);
+    let file = escape(&super::plot::file_stem(name));
+    Ok(format!("<a class=\"links\" download=\"{file}.csv\" href=\"data:text/csv;charset=utf-8;base64,{data}\">CSV</a>"))
+}
+
+fn group(figures: &[Figure]) -> Result<String> {
+    let alone = matches!(figures, [one] if one.is_wide() || one.map.is_some());
+    let mut out = format!("<div class=\"figures{}\">\n", if alone { " one" } else { "" });
+    for f in figures {
+        let numbers = f.numbers.as_ref().map(|t| csv(t, &f.name)).transpose()?.unwrap_or_default();
+        let caption = format!("<figcaption>{} {numbers}</figcaption>", escape(&f.caption));
+        let map = f.map.as_ref().map_or(String::new(), |map| format!(" data-map=\"{}\"", escape(&map.for_page().to_string())));
+        let sprite = f.map.as_ref().and_then(|map| map.pictures.as_ref()).map_or(String::new(), |sprite| {
+            format!("<img class=\"sprite\" hidden alt=\"\" src=\"data:image/jpeg;base64,{}\">", STANDARD.encode(&sprite.data))
+        });
+        let _ = writeln!(out, "<figure{map}><div class=\"still\">{}</div>{sprite}{caption}</figure>", picture(f));
+    }
+    Ok(out + "</div>\n")
+}
+
+/// A figure of ours stands in the page itself, so that it follows its colours; one that was read from a file is an image. A map is drawn by
+/// the page's script: its picture, which is as large as all the rest, is a file beside the page.
+fn picture(figure: &Figure) -> String {
+    if figure.map.is_some() {
+        return format!("<p>The page's script draws this map. Without it: figures/{}.svg</p>", escape(&figure.name));
+    }
+    if !figure.foreign {
+        return figure.svg.clone();
+    }
+    let data = STANDARD.encode(&figure.svg);
+    format!("<img alt=\"{}\" src=\"data:image/svg+xml;base64,{data}\">", escape(&figure.caption))
+}
+
+fn pictures(row: &Row) -> String {
+    let one = |(jpeg, what): &(Vec<u8>, String)| {
+        let what = escape(what);
+        format!(
+            "<figure><img alt=\"{what}\" src=\"data:image/jpeg;base64,{}\"><figcaption>{what}</figcaption></figure>",
+            STANDARD.encode(jpeg)
+        )
+    };
+    format!("<h3>{}</h3>\n<div class=\"shots\">{}</div>\n", escape(&row.title), row.pictures.iter().map(one).collect::<String>())
+}
+
+fn table(table: &Table, section: &str) -> Result<String> {
     let class = |c: usize| if table.numeric(c) { " class=\"n\"" } else { "" };
-    let head: String = table
-        .columns
-        .iter()
-        .enumerate()
-        .map(|(c, name)| format!("<th scope=\"col\" tabindex=\"0\"{}>{}</th>", class(c), escape(name)))
-        .collect();
+    let same: Vec<Option<usize>> = (0..table.columns.len()).map(|c| table.same_n(c)).collect();
+    let head = |(c, name): (usize, &String)| {
+        let n = same[c].map_or(String::new(), |n| format!("<small>mean ± std, n = {n}</small>"));
+        format!("<th scope=\"col\"{}><button type=\"button\"><span>{}</span>{n}</button></th>", class(c), escape(name))
+    };
+    let heads: String = table.columns.iter().enumerate().map(head).collect();
     let mut rows = String::new();
     for row in &table.rows {
         rows += "<tr>";
         for (c, cell) in row.iter().enumerate() {
             let value = cell.number().map_or(String::new(), |v| format!(" data-v=\"{v}\""));
-            rows += &format!("<td{}{value}>{}</td>", class(c), escape(&cell.shown()));
+            let shown = shown(cell, same[c]);
+            let _ = match c {
+                0 => write!(rows, "<th scope=\"row\"{value}>{shown}</th>"),
+                _ if table.numeric(c) && matches!(cell, Cell::Noted { .. }) => write!(rows, "<td class=\"n b\"{value}>{shown}</td>"),
+                _ => write!(rows, "<td{}{value}>{shown}</td>", class(c)),
+            };
         }
         rows += "</tr>\n";
     }
-    let caption = if table.name.is_empty() { String::new() } else { format!("<caption>{}</caption>", escape(&table.name)) };
-    format!("<div class=\"wide\"><table>{caption}<thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table></div>\n")
+    let name = if table.name.is_empty() { section } else { &table.name };
+    Ok(format!(
+        "<div class=\"table\"><div class=\"bar\"><strong>{}</strong>{}</div>\n<div class=\"wide\" role=\"region\" tabindex=\"0\" aria-label=\"{}\"><table><thead><tr>{heads}</tr></thead><tbody>\n{rows}</tbody></table></div></div>\n",
+        escape(&table.name),
+        csv(table, name)?,
+        escape(name)
+    ))
+}
+
+/// A cell; how many values its mean is of stands in the head where it does for all.
+fn shown(cell: &Cell, same: Option<usize>) -> String {
+    match cell {
+        Cell::Spread { mean, std: Some(std), .. } if same.is_some() => format!("{mean:.2} <small>± {std:.2}</small>"),
+        Cell::Noted { shown, note, .. } => format!("<span class=\"k\">{}</span> <small>{}</small>", escape(shown), escape(note)),
+        other => escape(&other.shown()),
+    }
 }

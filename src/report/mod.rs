@@ -2,16 +2,20 @@
 
 pub(crate) mod colours;
 mod html;
+pub(crate) mod map;
 pub(crate) mod paper;
 pub(crate) mod plot;
 pub(crate) mod table;
+mod text;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 use crate::files;
-pub(crate) use plot::Figure;
+pub use colours::Palette;
+pub use plot::{Figure, Lines, Series};
+use table::markdown;
 pub use table::{Cell, Table};
 
 /// A report as it is read from top to bottom.
@@ -20,6 +24,8 @@ pub struct Report {
     pub title: String,
     /// One line under the title.
     pub about: String,
+    /// What was found, in about three lines: who leads, by how much, how sure that is.
+    pub found: Vec<String>,
     /// In the order they are read.
     pub sections: Vec<Section>,
 }
@@ -41,8 +47,18 @@ pub enum Part {
     Table(Table),
     /// Figures that are looked at together.
     Figures(Vec<Figure>),
+    /// Small pictures of the user's own images, in rows.
+    Pictures(Vec<Row>),
     /// Commands, hashes: text to copy.
     Code(String),
+}
+
+/// Pictures that belong together.
+pub struct Row {
+    /// What they have in common.
+    pub title: String,
+    /// A JPEG each, and what it shows.
+    pub pictures: Vec<(Vec<u8>, String)>,
 }
 
 impl Section {
@@ -73,6 +89,14 @@ impl Section {
         self
     }
 
+    /// Adds rows of small pictures.
+    pub fn pictures(&mut self, rows: Vec<Row>) -> &mut Section {
+        if !rows.is_empty() {
+            self.parts.push(Part::Pictures(rows));
+        }
+        self
+    }
+
     /// Adds text to copy.
     pub fn code(&mut self, text: impl Into<String>) -> &mut Section {
         self.parts.push(Part::Code(text.into()));
@@ -95,42 +119,64 @@ impl Report {
         })
     }
 
-    /// Writes report.md, report.html and figures/*.svg in `folder`, and says which files there are.
+    /// Writes report.md, report.html, and figures/*.svg with their numbers (*.csv) in `folder`, and says which files there are.
     pub fn write(&self, folder: &Path) -> Result<Vec<PathBuf>> {
         let figures = folder.join("figures");
         fs::create_dir_all(&figures).map_err(Error::io("cannot make", &figures))?;
         let mut written = vec![folder.join("report.html"), folder.join("report.md")];
-        files::write(&written[0], html::page(self).as_bytes())?;
+        files::write(&written[0], html::page(self)?.as_bytes())?;
         files::write(&written[1], self.markdown().as_bytes())?;
         for figure in self.figures() {
             let path = figures.join(format!("{}.svg", figure.name));
-            files::write(&path, figure.svg.as_bytes())?;
+            files::write(&path, figure.file().as_bytes())?;
             written.push(path);
+            if let Some(numbers) = &figure.numbers {
+                let path = figures.join(format!("{}.csv", figure.name));
+                files::write(&path, numbers.csv()?.as_bytes())?;
+                written.push(path);
+            }
         }
         Ok(written)
     }
 
     /// The report as Markdown.
     pub fn markdown(&self) -> String {
-        let mut out = format!("# {}\n\n{}\n", self.title, self.about);
+        let mut out = format!("# {}\n\n{}\n", markdown(&self.title), markdown(&self.about));
+        if !self.found.is_empty() {
+            out += "\n";
+            out.extend(self.found.iter().map(|line| format!("- {}\n", markdown(line))));
+        }
         for section in &self.sections {
-            out += &format!("\n## {}\n", section.title);
+            out += &format!("\n## {}\n", markdown(&section.title));
             for part in &section.parts {
                 out += "\n";
                 match part {
-                    Part::Text(text) => out += &format!("{text}\n"),
+                    Part::Text(text) => out += &format!("{}\n", markdown(text)),
                     Part::Table(table) => {
                         if !table.name.is_empty() {
-                            out += &format!("**{}**\n\n", table.name);
+                            out += &format!("**{}**\n\n", markdown(&table.name));
                         }
                         out += &table.markdown();
                     }
                     Part::Figures(figures) => {
-                        let each: Vec<String> =
-                            figures.iter().map(|f| format!("![{}](figures/{}.svg)\n\n{}\n", f.caption, f.name, f.caption)).collect();
-                        out += &each.join("\n");
+                        let one = |f: &Figure| {
+                            let caption = markdown(&f.caption);
+                            let numbers = f.numbers.as_ref().map_or(String::new(), |_| format!(" ([CSV](figures/{}.csv))", f.name));
+                            format!("![{caption}](figures/{}.svg)\n\n{caption}{numbers}\n", f.name)
+                        };
+                        out += &figures.iter().map(one).collect::<Vec<_>>().join("\n");
                     }
-                    Part::Code(text) => out += &format!("```\n{}\n```\n", text.trim_end()),
+                    // They stand in the page alone.
+                    Part::Pictures(rows) => {
+                        let titles: Vec<String> = rows.iter().map(|row| markdown(&row.title)).collect();
+                        out += &format!("Pictures in report.html: {}.\n", titles.join("; "));
+                    }
+                    Part::Code(text) => {
+                        // A fence longer than any run of backticks inside.
+                        let longest = text.split(|c| c != '`').map(str::len).max().unwrap_or(0);
+                        let fence = "`".repeat(longest.max(2) + 1);
+                        out += &format!("{fence}\n{}\n{fence}\n", text.trim_end());
+                    }
                 }
             }
         }

@@ -12,6 +12,10 @@ const PAPER: &[&str] = &[
     include_str!("../../protocols/paper/imagenet-swin.csv"),
     include_str!("../../protocols/paper/transfer-linear.csv"),
     include_str!("../../protocols/paper/transfer-coco.csv"),
+    include_str!("../../protocols/paper/ablation-terms.csv"),
+    include_str!("../../protocols/paper/ablation-levels.csv"),
+    include_str!("../../protocols/paper/ablation-matching.csv"),
+    include_str!("../../protocols/paper/ablation-dim.csv"),
 ];
 
 /// A row of the paper's tables.
@@ -60,7 +64,32 @@ pub fn printed() -> Result<Vec<Printed>> {
     Ok(rows)
 }
 
+/// Numbers that the paper gives in its text, as rows of `protocols/paper/NAME.csv`: network, method, metric, value.
+pub fn in_text(name: &str) -> Result<Vec<[String; 4]>> {
+    let (_, text) = TEXT.iter().find(|(known, _)| *known == name).ok_or_else(|| {
+        let known: Vec<&str> = TEXT.iter().map(|(known, _)| *known).collect();
+        Error::input(format!("no numbers `{name}` of the paper's text; known: {}", known.join(", ")))
+    })?;
+    let mut rows = vec![];
+    for row in csv::Reader::from_reader(text.as_bytes()).records() {
+        let row = row.map_err(|e| Error::failed(format!("the paper's text: {e}")))?;
+        let part = row[0].split_once(':').map_or(String::new(), |(_, part)| format!(", {part} of the images"));
+        rows.push([format!("{}{part}", &row[2]), row[4].into(), row[5].into(), row[6].into()]);
+    }
+    Ok(rows)
+}
+
+const TEXT: &[(&str, &str)] = &[
+    ("text-cost", include_str!("../../protocols/paper/text-cost.csv")),
+    ("text-few-shot", include_str!("../../protocols/paper/text-few-shot.csv")),
+];
+
 impl Printed {
+    /// The cohort of different architectures that the row is of, `resnet32+resnet110`.
+    pub fn pair(&self) -> Option<&str> {
+        self.table.split_once(':').map(|(_, pair)| pair)
+    }
+
     /// The value as the paper prints it.
     pub fn shown(&self) -> String {
         self.std.map_or(format!("{:.2}", self.value), |s| format!("{:.2} ± {s:.2}", self.value))

@@ -24,6 +24,15 @@ pub enum Cell {
         /// How many values; 0 where somebody else took the mean and does not say.
         n: usize,
     },
+    /// A number with what belongs to it: its interval, the epoch it is of.
+    Noted {
+        /// What a column is sorted by.
+        value: f64,
+        /// The number as it is printed.
+        shown: String,
+        /// What stands after it, in less weight.
+        note: String,
+    },
 }
 
 impl Cell {
@@ -37,6 +46,12 @@ impl Cell {
         value.filter(|v| v.is_finite()).map_or(Cell::Empty, |v| Cell::Score(v, 2))
     }
 
+    /// A difference in points with its sign, and its interval where there is one.
+    pub fn difference(value: f64, interval: Option<(f64, f64)>) -> Cell {
+        let note = interval.map_or(String::new(), |(low, high)| format!("[{}, {}]", signed(low), signed(high)));
+        Cell::Noted { value, shown: signed(value), note }
+    }
+
     /// The number a column is sorted by.
     pub fn number(&self) -> Option<f64> {
         match self {
@@ -44,6 +59,7 @@ impl Cell {
             Cell::Count(n) => Some(*n as f64),
             Cell::Score(value, _) => Some(*value),
             Cell::Spread { mean, .. } => Some(*mean),
+            Cell::Noted { value, .. } => Some(*value),
         }
     }
 
@@ -58,8 +74,15 @@ impl Cell {
             Cell::Spread { mean, std: Some(std), n: 0 } => format!("{mean:.2} ± {std:.2}"),
             Cell::Spread { mean, std: Some(std), n } => format!("{mean:.2} ± {std:.2} (n = {n})"),
             Cell::Spread { mean, std: None, .. } => format!("{mean:.2}"),
+            Cell::Noted { shown, note, .. } if note.is_empty() => shown.clone(),
+            Cell::Noted { shown, note, .. } => format!("{shown} {note}"),
         }
     }
+}
+
+/// Two decimals with the sign; nothing lost and nothing gained is +0.00.
+pub(crate) fn signed(value: f64) -> String {
+    format!("{value:+.2}").replace("-0.00", "+0.00")
 }
 
 /// Rows of cells under the names of their columns.
@@ -96,6 +119,16 @@ impl Table {
         }
     }
 
+    /// Of how many values each mean of a column is, where all are of as many; then the head can say it once.
+    pub(crate) fn same_n(&self, column: usize) -> Option<usize> {
+        let mut counts = self.rows.iter().filter_map(|r| match &r[column] {
+            Cell::Spread { n, std: Some(_), .. } if *n > 0 => Some(*n),
+            _ => None,
+        });
+        let first = counts.next()?;
+        counts.all(|n| n == first).then_some(first)
+    }
+
     /// Is this a column of numbers? Then it is set flush right.
     pub fn numeric(&self, column: usize) -> bool {
         self.rows.iter().any(|r| r[column].number().is_some())
@@ -103,7 +136,7 @@ impl Table {
 
     /// The table as Markdown.
     pub fn markdown(&self) -> String {
-        let escape = |s: &str| s.replace('|', "\\|").replace('\n', " ");
+        let escape = |s: &str| markdown(s).replace('|', "\\|");
         let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
         let mut out = line(self.columns.iter().map(|c| escape(c)).collect());
         out += &line((0..self.columns.len()).map(|c| if self.numeric(c) { "---:" } else { "---" }.to_string()).collect());
@@ -138,6 +171,11 @@ impl Table {
         let bytes = out.into_inner().map_err(|e| Error::failed(format!("table {}: {e}", self.name)))?;
         Ok(String::from_utf8(bytes).expect("cells are text"))
     }
+}
+
+/// Text as it stands in Markdown: no HTML, no links or pictures of its own, one line.
+pub(crate) fn markdown(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace("](", "]\\(").replace(['\n', '\r'], " ")
 }
 
 /// Items with equal keys together (polars), in the order in which their keys first occur. Every item has equally many keys.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{RunFolder, network_file};
+use super::RunFolder;
 
 /// A link to the newest checkpoint.
 pub const LAST: &str = "last";
@@ -52,11 +52,6 @@ impl CheckpointFolder {
     /// Recipe, progress, and a checksum for each of the other files.
     pub fn manifest(&self) -> PathBuf {
         self.file("manifest.json")
-    }
-
-    /// The m-th network as it would ship.
-    pub fn network(&self, m: usize) -> PathBuf {
-        self.file(&network_file(m))
     }
 }
 

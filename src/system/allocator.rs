@@ -1,5 +1,7 @@
 //! The process's own resources: how the allocator treats the large blocks libtorch asks for, memory and CPU time used.
 
+use crate::limits;
+
 /// Keeps freed blocks for the next step instead of giving them back to the system. A training step frees and asks for the same large
 /// tensors again and again; by default glibc maps and unmaps each, and every page is faulted in and zeroed anew. Call it first in
 /// `main`, before libtorch allocates.
@@ -11,7 +13,10 @@ pub fn keep_large_blocks() {
         libc::mallopt(libc::M_TRIM_THRESHOLD, -1); // never
         libc::mallopt(libc::M_TOP_PAD, 64 << 20);
     }
-    ask_for_huge_pages();
+    // Where the address space is limited, a stretch of it that is kept for later would count against the limit.
+    if limits::address_space().is_none() {
+        ask_for_huge_pages();
+    }
 }
 
 /// The heap of a training step in pages of 2 MB: some 4 to 7 % of a plain step on the CPU. The heap is stretched once, the system told, and

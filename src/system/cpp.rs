@@ -18,7 +18,8 @@ pub unsafe fn tensor(what: impl FnOnce() -> String, call: impl FnOnce(*mut *mut 
         if answer.is_null() {
             let message = CStr::from_ptr(error).to_string_lossy().into_owned();
             libc::free(error.cast());
-            panic!("{}: {message}", what());
+            // In the form of tch's own, so that what libtorch refused is told from a fault of ours.
+            panic!("{}: {:?}", what(), tch::TchError::Torch(message));
         }
         Tensor::from_ptr(answer)
     }

@@ -5,7 +5,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use tch::{Cuda, Device};
 
-use crate::error::Error;
+use crate::error::{Error, Result};
+use crate::limits;
 use crate::system::ranks::Place;
 
 /// What the networks compute in while they train.
@@ -38,9 +39,9 @@ impl DeviceChoice {
 impl FromStr for DeviceChoice {
     type Err = Error;
 
-    fn from_str(text: &str) -> Result<DeviceChoice, Error> {
+    fn from_str(text: &str) -> Result<DeviceChoice> {
         let count = Cuda::device_count();
-        let cuda = |n: i64| -> Result<DeviceChoice, Error> {
+        let cuda = |n: i64| -> Result<DeviceChoice> {
             if n < count {
                 return Ok(DeviceChoice(Device::Cuda(n as usize)));
             }
@@ -63,20 +64,31 @@ impl FromStr for DeviceChoice {
     }
 }
 
-/// Sets libtorch's intra-op threads: `asked`, or for 0 the number of cores this process may use. Returns what was set.
-pub fn set_threads(asked: usize) -> usize {
+/// A device as it is asked for: `cpu`, `cuda:0`.
+pub fn name(device: Device) -> String {
+    match device {
+        Device::Cpu => "cpu".into(),
+        Device::Cuda(n) => format!("cuda:{n}"),
+        other => format!("{other:?}").to_lowercase(),
+    }
+}
+
+/// Sets libtorch's intra-op threads: `asked`, or for 0 the number of cores this process may use. Returns what was set; more than the
+/// machine has any use for is refused.
+pub fn set_threads(asked: usize) -> Result<usize> {
     set_threads_among(asked, 1)
 }
 
 /// The same where `processes` of this machine share its cores, as the ranks of a run do.
-pub fn set_threads_among(asked: usize, processes: usize) -> usize {
+pub fn set_threads_among(asked: usize, processes: usize) -> Result<usize> {
+    limits::threads("threads", asked)?;
     let own = std::thread::available_parallelism().map_or(1, usize::from);
     // A launcher that binds ranks to cores has divided them already.
     let bound = own < cores();
     let share = if bound { own } else { (own / processes).max(1) };
     let threads = if asked > 0 { asked } else { share };
     tch::set_num_threads(threads as i32);
-    threads
+    Ok(threads)
 }
 
 /// Cores of the machine, whatever this process may use of them.

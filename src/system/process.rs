@@ -64,11 +64,13 @@ pub(crate) fn run(mut command: Command, stop: &AtomicBool) -> Result<Ended> {
 #[cfg(target_os = "linux")]
 fn stop_with_parent(command: &mut Command) {
     use std::os::unix::process::CommandExt;
-    // SAFETY: prctl may be called between fork and exec.
+    let parent = std::process::id() as libc::pid_t;
+    // SAFETY: prctl and getppid may be called between fork and exec.
     unsafe {
-        command.pre_exec(|| {
+        command.pre_exec(move || {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
-            Ok(())
+            // Killed in between: nobody is left to send the signal.
+            if libc::getppid() == parent { Ok(()) } else { Err(std::io::Error::from_raw_os_error(libc::ESRCH)) }
         });
     }
 }

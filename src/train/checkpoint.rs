@@ -1,71 +1,21 @@
 //! Checkpoints: everything a run needs to go on, to the bit. A folder `checkpoints/step-N` is whole or is not there: it is written as
 //! `step-N.tmp`, synced and renamed; `last` and `best` are links replaced by rename; older folders go only afterwards.
-//!
-//! A manifest says which `format` it has. A change that a reader of `FORMAT` would misunderstand counts it up, and `read_manifest` goes
-//! on reading every format there ever was; keys that are only added have defaults instead.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
+use super::manifest::{self, FORMAT, FileEntry, Manifest, Progress, Splits};
 use crate::error::{Error, Result};
 use crate::files;
-use crate::params::Named;
+use crate::params::{self, Named};
 use crate::recipe::Recipe;
-use crate::run::{self, Best, CheckpointFolder, Row, RunFolder};
-use crate::train::metrics::MeterState;
+use crate::run::{self, CheckpointFolder, RunFolder};
 
-/// The format of manifests written now.
-const FORMAT: u32 = 1;
-
-/// Where a run stands: everything but the tensors.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Progress {
-    /// Optimizer steps taken.
-    pub step: usize,
-    /// The epoch the next step belongs to, from 0.
-    pub epoch: usize,
-    /// The next step within its epoch, from 0.
-    pub batch: usize,
-    /// One row for each finished epoch.
-    pub rows: Vec<Row>,
-    /// Sums of the epoch under way.
-    pub meter: MeterState,
-    /// Seconds of training so far, over all sittings.
-    pub seconds: f64,
-    /// What the held-out images chose so far.
-    pub best: Option<Best>,
-}
-
-/// Manifest of format 1.
-#[derive(Serialize, Deserialize)]
-struct Manifest {
-    format: u32,
-    recipe: String,
-    recipe_hash: String,
-    progress: Progress,
-    files: BTreeMap<String, FileEntry>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct FileEntry {
-    bytes: u64,
-    sha256: String,
-}
-
-/// A manifest of any format, as the newest one would say it.
-fn read_manifest(text: &str) -> Result<Manifest, String> {
-    let foreign = |e: serde_json::Error| format!("not a manifest of ours: {e}");
-    let value: serde_json::Value = serde_json::from_str(text).map_err(foreign)?;
-    match value["format"].as_u64() {
-        Some(1) => serde_json::from_value(value).map_err(foreign),
-        Some(other) => Err(format!("format {other}; this version reads 1 to {FORMAT}")),
-        None => Err("not a manifest of ours: it does not say its format".into()),
-    }
-}
+/// What the name of a checkpoint ends in while another takes its place where two folders cannot change places in one step.
+const REPLACED: &str = ".replaced";
 
 /// The checkpoints of one run.
 pub struct Checkpoints {
@@ -77,6 +27,8 @@ pub struct Checkpoints {
 pub struct Content<'a> {
     /// What is trained.
     pub recipe: &'a Recipe,
+    /// Which images it uses.
+    pub splits: &'a Splits,
     /// Where the run stands.
     pub progress: &'a Progress,
     /// Every tensor that is needed to go on.
@@ -91,6 +43,8 @@ pub struct Loaded {
     pub name: String,
     /// The recipe's text as it was then.
     pub recipe: String,
+    /// The images that were used; none where a manifest of format 1 did not say.
+    pub splits: Splits,
     /// Where the run stood.
     pub progress: Progress,
     tensors: BTreeMap<String, Tensor>,
@@ -107,17 +61,18 @@ impl Checkpoints {
 
     /// Is there anything to resume from?
     pub fn any(&self) -> bool {
-        !self.names().is_empty()
+        self.entries().iter().any(|name| run::checkpoint_step(name.trim_end_matches(REPLACED)).is_some())
+    }
+
+    fn entries(&self) -> Vec<String> {
+        let entries = fs::read_dir(&self.folder).into_iter().flatten();
+        entries.filter_map(|e| Some(e.ok()?.file_name().to_string_lossy().into_owned())).collect()
     }
 
     /// Whole checkpoints, newest first.
     fn names(&self) -> Vec<String> {
-        let mut found: Vec<(usize, String)> = fs::read_dir(&self.folder)
-            .map(|entries| entries.filter_map(|e| Some(e.ok()?.file_name().to_string_lossy().into_owned())).collect::<Vec<_>>())
-            .unwrap_or_default()
-            .into_iter()
-            .filter_map(|name| Some((run::checkpoint_step(&name)?, name)))
-            .collect();
+        let entries = self.entries().into_iter();
+        let mut found: Vec<(usize, String)> = entries.filter_map(|name| Some((run::checkpoint_step(&name)?, name))).collect();
         found.sort_by(|a, b| b.cmp(a));
         found.into_iter().map(|(_, name)| name).collect()
     }
@@ -127,10 +82,9 @@ impl Checkpoints {
         fs::create_dir_all(&self.folder).map_err(Error::io("cannot make", &self.folder))?;
         let name = run::checkpoint_name(content.progress.step);
         let (whole, partial) = (self.folder.join(&name), self.folder.join(format!("{name}.tmp")));
-        fill(&partial, content).inspect_err(|_| {
+        fill(&partial, content).and_then(|()| install(&partial, &whole)).inspect_err(|_| {
             let _ = fs::remove_dir_all(&partial);
         })?;
-        install(&partial, &whole)?;
         files::sync_folder(&self.folder)?;
         let (last_link, best_link) = (self.folder.join(run::LAST), self.folder.join(run::BEST));
         let before = link_target(&last_link).unwrap_or_default();
@@ -140,11 +94,14 @@ impl Checkpoints {
         }
         files::sync_folder(&self.folder)?;
         let best = link_target(&best_link).unwrap_or_default();
-        // The one before the last stays too: it is what is offered should the last one turn out damaged.
+        // The one before the last stays too: it is what is offered should the last one turn out damaged. With it stays what it says was
+        // chosen, which ships if nothing better comes.
         let previous = if before == name { self.names().into_iter().nth(1).unwrap_or_default() } else { before };
-        for old in self.names().into_iter().filter(|n| ![&name, &previous, &best].contains(&n)) {
-            let path = self.folder.join(old);
-            fs::remove_dir_all(&path).map_err(Error::io("cannot remove", &path))?;
+        let its_best = self.manifest(&previous).ok().and_then(|m| m.progress.best).map_or(String::new(), |b| run::checkpoint_name(b.step));
+        for old in self.names().into_iter().filter(|n| ![&name, &previous, &best, &its_best].contains(&n)) {
+            // Under another name first: a kill in between leaves no half of a checkpoint under a whole one's.
+            let (path, gone) = (self.folder.join(&old), self.folder.join(format!("{old}.tmp")));
+            fs::rename(&path, &gone).and_then(|()| fs::remove_dir_all(&gone)).map_err(Error::io("cannot remove", &path))?;
         }
         Ok(whole)
     }
@@ -154,7 +111,15 @@ impl Checkpoints {
         for entry in fs::read_dir(&self.folder).into_iter().flatten() {
             let path = entry.map_err(Error::io("cannot list", &self.folder))?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            if name.contains(".tmp") {
+            // Killed while another took its place: either it stands there, or this one is still the checkpoint.
+            if let Some(own) = name.strip_suffix(REPLACED) {
+                let own = self.folder.join(own);
+                if !own.exists() {
+                    fs::rename(&path, &own).map_err(Error::io("cannot rename to", &own))?;
+                    continue;
+                }
+            }
+            if name.contains(".tmp") || name.ends_with(REPLACED) {
                 let removed = if path.is_dir() && !path.is_symlink() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
                 removed.map_err(Error::io("cannot remove", &path))?;
             }
@@ -164,8 +129,9 @@ impl Checkpoints {
 
     /// Reads a checkpoint: the one named, or the last. A damaged one is refused, and the newest whole one is offered.
     pub fn load(&self, name: Option<&str>) -> Result<Loaded> {
-        let name = match name {
-            Some(name) => name.trim_end_matches('/').to_string(),
+        let name = match name.map(|name| name.trim_end_matches('/')) {
+            Some(link @ (run::LAST | run::BEST)) => link_target(&self.folder.join(link)).unwrap_or_else(|| link.to_string()),
+            Some(name) => name.to_string(),
             None => match link_target(&self.folder.join(run::LAST)) {
                 Some(target) => target,
                 // Killed between the first rename and the first link.
@@ -185,31 +151,64 @@ impl Checkpoints {
     }
 
     fn read(&self, name: &str) -> Result<Loaded> {
+        let manifest = self.manifest(name)?;
         let folder = self.run.checkpoint(name);
-        let manifest_path = folder.manifest();
-        let text = fs::read_to_string(&manifest_path)
-            .map_err(|e| Error::file(&manifest_path, format!("the checkpoint has no readable manifest: {e}")))?;
-        let manifest = read_manifest(&text).map_err(|e| Error::file(&manifest_path, e))?;
-        for (file, entry) in &manifest.files {
-            let path = folder.file(file);
-            let bytes = fs::read(&path).map_err(|e| Error::file(&path, format!("cannot be read: {e}")))?;
-            if bytes.len() as u64 != entry.bytes {
-                return Err(Error::file(&path, format!("has {} bytes, the manifest says {}", bytes.len(), entry.bytes)));
-            }
-            let found = files::sha256(&bytes);
-            if found != entry.sha256 {
-                return Err(Error::file(
-                    &path,
-                    format!("damaged: sha256 {}..., the manifest says {}...", &found[..12], &entry.sha256[..12]),
-                ));
-            }
+        for file in manifest.files.keys() {
+            self.file(name, &manifest, file)?;
         }
         let state_path = folder.state();
-        if !manifest.files.contains_key(CheckpointFolder::STATE) {
-            return Err(Error::file(&manifest_path, format!("lists no {}", CheckpointFolder::STATE)));
-        }
         let tensors = Tensor::read_safetensors(&state_path).map_err(|e| Error::file(&state_path, e.to_string()))?;
-        Ok(Loaded { name: name.to_string(), recipe: manifest.recipe, progress: manifest.progress, tensors: tensors.into_iter().collect() })
+        params::check_finite(&tensors).map_err(|what| Error::file(&state_path, what.to_string()))?;
+        if let Some(best) = manifest.progress.best.filter(|best| best.step != manifest.progress.step) {
+            let chosen = run::checkpoint_name(best.step);
+            self.manifest(&chosen).map_err(|e| Error::input(format!("{name} says that {chosen} was chosen on held-out images: {e}")))?;
+        }
+        let Manifest { recipe, splits, progress, .. } = manifest;
+        Ok(Loaded { name: name.to_string(), recipe, splits, progress, tensors: tensors.into_iter().collect() })
+    }
+
+    /// What a checkpoint says of itself, once it is known to be what was written.
+    fn manifest(&self, name: &str) -> Result<Manifest> {
+        let path = self.run.checkpoint(name).manifest();
+        let step = run::checkpoint_step(name)
+            .ok_or_else(|| Error::input(format!("`{name}` is no checkpoint's name; accepted: step-N, {} or {}", run::LAST, run::BEST)))?;
+        let text = fs::read_to_string(&path).map_err(|e| Error::file(&path, format!("the checkpoint has no readable manifest: {e}")))?;
+        let manifest = manifest::read(&text).map_err(|e| Error::file(&path, e))?;
+        if manifest.progress.step != step {
+            return Err(Error::file(&path, format!("damaged: it is of step {}, in the folder of step {step}", manifest.progress.step)));
+        }
+        Ok(manifest)
+    }
+
+    /// A file of a checkpoint, if it is what its manifest says.
+    fn file(&self, name: &str, manifest: &Manifest, file: &str) -> Result<Vec<u8>> {
+        let path = self.run.checkpoint(name).file(file);
+        let bytes = fs::read(&path).map_err(|e| Error::file(&path, format!("cannot be read: {e}")))?;
+        let entry = manifest.files.get(file).ok_or_else(|| Error::file(&path, "is not in the manifest of its checkpoint"))?;
+        entry.check(&bytes).map_err(|what| Error::file(&path, what))?;
+        Ok(bytes)
+    }
+
+    /// The networks of the checkpoint after this many steps: verified, and finite.
+    pub fn networks(&self, step: usize, files: &[String]) -> Result<Vec<Vec<u8>>> {
+        let name = run::checkpoint_name(step);
+        let manifest = self.manifest(&name)?;
+        let verified = |file: &String| {
+            let bytes = self.file(&name, &manifest, file)?;
+            let path = self.run.checkpoint(&name).file(file);
+            let tensors = Tensor::read_safetensors(&path).map_err(|e| Error::file(&path, e.to_string()))?;
+            params::check_finite(&tensors).map_err(|what| Error::failed(format!("{}: {what}; it does not ship", path.display())))?;
+            Ok(bytes)
+        };
+        files.iter().map(verified).collect()
+    }
+
+    /// The same of those that the checkpoint has, with their names.
+    pub fn networks_there(&self, step: usize, files: &[String]) -> Result<Vec<(String, Vec<u8>)>> {
+        let manifest = self.manifest(&run::checkpoint_name(step))?;
+        let there: Vec<String> = files.iter().filter(|file| manifest.files.contains_key(*file)).cloned().collect();
+        let networks = self.networks(step, &there)?;
+        Ok(there.into_iter().zip(networks).collect())
     }
 }
 
@@ -272,27 +271,44 @@ fn fill(folder: &Path, content: &Content) -> Result<()> {
         let path = checkpoint.file(&name);
         let bytes = fs::read(&path).map_err(Error::io("cannot read back", &path))?;
         File::open(&path).and_then(|f| f.sync_all()).map_err(Error::io("cannot sync", &path))?;
-        entries.insert(name, FileEntry { bytes: bytes.len() as u64, sha256: files::sha256(&bytes) });
+        entries.insert(name, FileEntry::of(&bytes));
     }
     let manifest = Manifest {
         format: FORMAT,
         recipe: content.recipe.to_toml(),
         recipe_hash: content.recipe.hash(),
+        splits: content.splits.clone(),
         progress: content.progress.clone(),
         files: entries,
     };
-    let text = serde_json::to_string_pretty(&manifest).map_err(|e| Error::failed(format!("cannot write the manifest: {e}")))?;
+    let text = manifest::write(&manifest).map_err(|e| Error::failed(format!("cannot write the manifest: {e}")))?;
     files::write(&checkpoint.manifest(), text.as_bytes())
 }
 
 /// Renames `partial` to `whole`. Where a checkpoint of the same step stands (a stop at the last batch of an epoch, then its end), the
-/// two change places in one system call.
+/// two change places in one system call. File systems that cannot do that (NFS) go by a third name, which `sweep` understands: at every
+/// moment one of the two is there, whole.
 fn install(partial: &Path, whole: &Path) -> Result<()> {
     if !whole.exists() {
         return fs::rename(partial, whole).map_err(Error::io("cannot rename to", whole));
     }
-    exchange(partial, whole).map_err(Error::io("cannot replace", whole))?;
-    fs::remove_dir_all(partial).map_err(Error::io("cannot remove", partial))
+    let replaced = PathBuf::from(format!("{}{REPLACED}", whole.display()));
+    match exchange(partial, whole) {
+        Ok(()) => return fs::remove_dir_all(partial).map_err(Error::io("cannot remove", partial)),
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP)) => {}
+        Err(e) => return Err(Error::io("cannot replace", whole)(e)),
+    }
+    if replaced.exists() {
+        fs::remove_dir_all(&replaced).map_err(Error::io("cannot remove", &replaced))?; // `whole` stands: it was left by a fault
+    }
+    fs::rename(whole, &replaced).map_err(Error::io("cannot replace", whole))?;
+    fs::rename(partial, whole).map_err(|e| {
+        let _ = fs::rename(&replaced, whole); // should this fail too, `sweep` does it
+        Error::io("cannot replace", whole)(e)
+    })?;
+    // The new one has its name for good before the old one goes.
+    files::sync_folder(whole.parent().unwrap_or(Path::new(".")))?;
+    fs::remove_dir_all(&replaced).map_err(Error::io("cannot remove", &replaced))
 }
 
 #[cfg(target_os = "linux")]
@@ -306,49 +322,6 @@ fn exchange(a: &Path, b: &Path) -> std::io::Result<()> {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn exchange(a: &Path, b: &Path) -> std::io::Result<()> {
-    let old = b.with_extension("tmp-old");
-    fs::rename(b, &old)?;
-    fs::rename(a, b)?;
-    fs::rename(&old, a)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// As release 0.1.0 wrote it, shortened to one row and one column of metrics.
-    const OF_0_1_0: &str = r#"{
-  "format": 1,
-  "recipe": "[data]\nname = \"synthetic\"\nfraction = 0.1\nholdout = 2\nimage_size = 16\n",
-  "recipe_hash": "a0a1a2a3a4a5a6a7",
-  "progress": {
-    "step": 63,
-    "epoch": 1,
-    "batch": 3,
-    "rows": [{ "epoch": 1, "step": 60, "test.peer0.top1": 12.5 }],
-    "meter": { "loss": [7.25, 3] },
-    "seconds": 12.5,
-    "best": { "epoch": 1, "step": 60, "peer": 1, "holdout_top1": 25.0 }
-  },
-  "files": { "state.safetensors": { "bytes": 8, "sha256": "00" } }
-}"#;
-
-    #[test]
-    fn a_manifest_of_the_first_release_is_read() {
-        let manifest = read_manifest(OF_0_1_0).unwrap();
-        let progress = &manifest.progress;
-        assert_eq!((manifest.format, progress.step, progress.epoch, progress.batch), (1, 63, 1, 3));
-        assert_eq!(progress.rows[0]["test.peer0.top1"], 12.5);
-        assert_eq!(progress.meter["loss"], (7.25, 3));
-        assert_eq!(progress.best, Some(Best { epoch: 1, step: 60, peer: 1, holdout_top1: 25.0 }));
-        assert!(manifest.recipe.contains("synthetic") && manifest.files.contains_key(CheckpointFolder::STATE));
-    }
-
-    #[test]
-    fn a_manifest_of_a_format_to_come_is_refused_by_its_number() {
-        let newer = OF_0_1_0.replace("\"format\": 1", "\"format\": 2");
-        assert_eq!(read_manifest(&newer).err().unwrap(), "format 2; this version reads 1 to 1");
-        assert!(read_manifest("{}").err().unwrap().contains("does not say its format"));
-    }
+fn exchange(_: &Path, _: &Path) -> std::io::Result<()> {
+    Err(std::io::Error::from_raw_os_error(libc::ENOSYS))
 }

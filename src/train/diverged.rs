@@ -1,6 +1,6 @@
 //! What is kept of a step that gave numbers which are not finite: the batches, for replay.
 
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use crate::data::Batch;
 use crate::run::RunFolder;
@@ -12,6 +12,7 @@ pub fn keep_batches(folder: &RunFolder, step: usize, ranks: Ranks, batches: &[Ba
     let path = folder.diverged_batch(step, of_rank);
     let mut tensors = vec![];
     for (i, batch) in batches.iter().enumerate() {
+        let batch = batch.to_device(Device::Cpu);
         tensors.extend(batch.views.iter().enumerate().map(|(v, t)| (format!("batch.{i}.view.{v}"), t.contiguous())));
         tensors.push((format!("batch.{i}.labels"), batch.labels.shallow_clone()));
         tensors.push((format!("batch.{i}.index"), batch.index.shallow_clone()));

@@ -5,12 +5,17 @@
 
 mod checkpoint;
 mod diverged;
+mod evaluate;
+mod frozen;
+mod manifest;
 mod metrics;
 mod progress;
+mod report;
 mod setup;
 pub mod step;
 mod summary;
 mod tensorboard;
+mod watch;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,26 +23,30 @@ use std::time::Instant;
 
 use tch::Device;
 
-use crate::data::{Batch, Loader, Split, sampler};
+use crate::data::{Loader, Split, sampler};
 use crate::error::{Error, Result};
 use crate::methods::{Batches, Clock, Needs, Views};
 use crate::nets::Arch;
-use crate::recipe::Recipe;
-use crate::run::{Best, OpenRun, Row, RunFolder, Summary, network_file};
-use crate::system::allocator;
+use crate::params::{self, Named};
+use crate::recipe::{Choose, Recipe, Train};
+use crate::run::{Best, OpenRun, Row, RunFolder, StepRows, Summary, network_file, network_name, stage_file};
+use crate::system::device::{self, Precision};
 use crate::system::ranks::Ranks;
+use crate::system::{allocator, exhausted, gpu};
 use crate::weights::{self, Meta};
 
-use checkpoint::{Checkpoints, Content, Extra, Progress};
+use checkpoint::{Checkpoints, Content, Extra};
+use manifest::{Progress, Splits};
 use metrics::{CohortAccuracy, Meter};
-pub use progress::clock_time;
-use progress::{Display, Epoch};
+use progress::{Display, Epoch, Pace};
 use setup::Prepared;
 use step::Engine;
 use tensorboard::EventWriter;
 
 /// Images per forward pass of an evaluation.
 const EVAL_BATCH: usize = 250;
+/// On a device, which small batches leave idle.
+const EVAL_BATCH_ON_DEVICE: usize = 1000;
 
 /// A run as it is asked for.
 pub struct Job<'a> {
@@ -69,7 +78,20 @@ pub struct Job<'a> {
 
 /// Pre-trains a cohort as the job says.
 pub fn run(job: Job) -> Result<Summary> {
-    Trainer::new(job)?.train()
+    let (device, train) = (job.device, job.recipe.train.clone());
+    let checkpoints = Checkpoints::of(&RunFolder::at(&job.out));
+    exhausted::caught(|| Trainer::new(job)?.train()).map_err(|e| match e {
+        Error::Exhausted(what) => Error::Exhausted(no_memory(&what, device, &train, &checkpoints)),
+        other => other,
+    })
+}
+
+/// What to lower where a run has no room, and what is left of it.
+fn no_memory(what: &str, device: Device, train: &Train, checkpoints: &Checkpoints) -> String {
+    let halved = format!("train.batch below {} (with train.accumulate above {} as many images make a step)", train.batch, train.accumulate);
+    let precision = if train.precision == Precision::F32 && device.is_cuda() { ", or train.precision=\"bf16\"" } else { "" };
+    let last = if checkpoints.any() { "the last checkpoint is good" } else { "there was no checkpoint yet" };
+    format!("no memory left on {}: {what}; lower {halved}{precision}; {last}", device::name(device))
 }
 
 struct Trainer<'a> {
@@ -79,11 +101,15 @@ struct Trainer<'a> {
     checkpoints: Checkpoints,
     archs: Vec<&'static Arch>,
     data: Prepared,
+    splits: Splits,
     needs: Needs,
     engine: Engine,
     progress: Progress,
     meter: Meter,
     events: Option<EventWriter>,
+    /// Where rows inside an epoch go, if any are asked for.
+    step_rows: Option<StepRows>,
+    pace: Pace,
     started: Instant,
     /// Seconds of training before this process started.
     before: f64,
@@ -112,6 +138,13 @@ impl Trainer<'_> {
             self.job.threads,
             self.job.out.display()
         ))?;
+        if self.progress.step == 0 {
+            self.present_frozen()?;
+            let steps = self.drawn()?.len().div_ceil(self.job.recipe.train.accumulate);
+            for line in self.engine.method.announcements(steps) {
+                self.say(&format!("note: {line}"))?;
+            }
+        }
         while self.progress.epoch < self.epochs {
             self.epoch()?;
         }
@@ -123,31 +156,43 @@ impl Trainer<'_> {
         let (epoch, first) = (self.progress.epoch, self.progress.batch);
         let (mut loader, steps) = self.loader()?;
         let quiet = self.job.quiet || !self.job.ranks.leads();
-        let mut display = Display::new(quiet, Epoch { number: epoch, epochs: self.epochs, steps, first });
+        let metas = (0..steps).map(|batch| self.engine.method.meta_due(Clock { batch, ..self.clock(steps) })).collect();
+        let mut display = Display::new(quiet, Epoch { number: epoch, epochs: self.epochs, steps, first, metas });
         if first == 0 {
             self.start_epoch(steps)?;
         }
         while self.progress.batch < steps {
-            let images = self.step(&mut loader, steps)?;
+            let meta = display.begin(self.progress.batch, &self.pace);
+            let taken = self.step(&mut loader, steps)?;
+            drop(meta);
             let log = |line: &str| self.folder.as_mut().map_or(Ok(()), |folder| folder.log(line));
-            display.tick(&self.meter, images, self.progress.batch, log)?;
+            display.tick(&mut self.meter, &mut self.pace, taken, self.progress.batch, log)?;
             self.save_if_due(steps, &display)?;
         }
         display.clear();
-        self.finish_epoch(epoch)
+        let began = Instant::now();
+        self.confirm()?;
+        self.finish_epoch(epoch)?;
+        self.pace.between(began.elapsed().as_secs_f64());
+        Ok(())
+    }
+
+    /// The batches of the current epoch as they were drawn.
+    fn drawn(&self) -> Result<Vec<Vec<u32>>> {
+        let t = &self.job.recipe.train;
+        sampler::epoch(&self.data.train.labels, self.needs.sampling, t.batch, t.seed, self.progress.epoch as u64)
     }
 
     /// The batches of the current epoch that are still to come, and how many steps the whole epoch has.
     fn loader(&self) -> Result<(Loader, usize)> {
         let (t, epoch, ranks) = (&self.job.recipe.train, self.progress.epoch as u64, self.job.ranks);
         let (labels, sampling) = (&self.data.train.labels, self.needs.sampling);
-        let order = sampler::epoch(labels, sampling, t.batch, t.seed, epoch)?;
-        let order = sampler::for_ranks(order, labels, sampling, ranks.count(), t.gather_negatives)?;
+        let order = sampler::for_training(self.drawn()?, labels, sampling, ranks.count(), t.gather_negatives)?;
         let steps = order.len().div_ceil(t.accumulate);
-        let views = if self.needs.views == Views::PerPeer { self.engine.cohort.peers.len() } else { 1 };
+        let views = if self.needs.views == Views::PerPeer { self.engine.cohort.peers.len() + self.engine.cohort.frozen.len() } else { 1 };
         let first = self.progress.batch * t.accumulate;
-        let transform = self.data.train_transform.clone();
-        Ok((Loader::of_rank(&self.data.train, order, transform, views, t.seed, epoch, first, ranks), steps))
+        let (transform, resident) = (self.data.train_transform.clone(), self.data.resident.clone());
+        Ok((Loader::of_rank(&self.data.train, order, transform, views, t.seed, epoch, first, ranks, self.job.device, resident), steps))
     }
 
     /// Where the next step stands, in an epoch of so many.
@@ -171,25 +216,55 @@ impl Trainer<'_> {
         self.engine.epoch_start(held.as_mut().map(|batches| batches as &mut Batches), clock)
     }
 
-    /// One optimizer step. Returns on how many images, over all ranks.
-    fn step(&mut self, loader: &mut Loader, steps: usize) -> Result<usize> {
+    /// One optimizer step. Returns on how many images, over all ranks, and the seconds of its meta step, if it had one.
+    fn step(&mut self, loader: &mut Loader, steps: usize) -> Result<(usize, Option<f64>)> {
         let (t, ranks) = (&self.job.recipe.train, self.job.ranks);
         let mut batches = vec![];
-        for batch in loader.by_ref().take(t.accumulate) {
-            batches.push(batch?.to_device(self.job.device));
+        while batches.len() < t.accumulate
+            && let Some(batch) = loader.next_on(self.job.device)
+        {
+            batches.push(batch?);
         }
         let (clock, clip) = (self.clock(steps), (t.clip > 0.0).then_some(t.clip));
         let (began, waited) = (Instant::now(), ranks.seconds());
-        let report = self.engine.step(&batches, clock, clip).map_err(|e| self.diverged(e, &batches))?;
         let images = ranks.count() as i64 * batches.iter().map(|b| b.labels.size()[0]).sum::<i64>();
+        let report = self.engine.step_placed(batches, clock, clip);
+        let report = report.map_err(|e| self.diverged(e))?;
+        let meta = report.meta_seconds;
         self.meter.add_value("images_per_step", images as f64);
-        self.meter.add_step(&report, clock.lr, began.elapsed().as_secs_f64());
+        self.meter.add_step(report, clock.lr, began.elapsed().as_secs_f64());
         if ranks.count() > 1 {
             self.meter.add_value("seconds.communication", ranks.seconds() - waited);
         }
         self.progress.step += 1;
         self.progress.batch += 1;
-        Ok(images as usize)
+        self.record_step(clock.epoch)?;
+        Ok((images as usize, meta))
+    }
+
+    /// A row inside an epoch, where they are asked for and one is due: means over the steps since the last.
+    fn record_step(&mut self, epoch: usize) -> Result<()> {
+        let every = self.job.recipe.save.metrics_every;
+        if every == 0 || !self.progress.step.is_multiple_of(every) {
+            return Ok(());
+        }
+        // Only what is known to be finite is written down, as at the end of an epoch.
+        self.confirm()?;
+        let mut row = Row::new();
+        row.insert("epoch".into(), (epoch + 1).into());
+        row.insert("step".into(), self.progress.step.into());
+        row.extend(self.meter.take_window().into_iter().map(|(name, mean)| (name, mean.into())));
+        if let Some(events) = &mut self.events {
+            let tagged = row.iter().map(|(name, value)| (format!("by_step.{name}"), value.clone())).collect();
+            events.row(self.progress.step as u64, &tagged)?;
+        }
+        self.step_rows.as_mut().map_or(Ok(()), |rows| rows.add(row))
+    }
+
+    /// Waits until every step taken is known to be finite: nothing else is saved, evaluated or shipped.
+    fn confirm(&mut self) -> Result<()> {
+        let known = self.engine.confirm();
+        known.map_err(|e| self.diverged(e))
     }
 
     /// A checkpoint inside an epoch, when the last one is old or a stop is asked for.
@@ -212,23 +287,25 @@ impl Trainer<'_> {
 
     /// Evaluates the networks, writes the epoch down, chooses what would ship, saves.
     fn finish_epoch(&mut self, epoch: usize) -> Result<()> {
+        // A number that is none is named with its network, before any image is answered with it.
+        self.check_finite()?;
         let test = self.evaluate(&self.data.dataset.test)?;
         let held = self.data.held.as_ref().map(|split| self.evaluate(split)).transpose()?;
         self.record(epoch, &test, held.as_ref())?;
         self.progress.epoch = epoch + 1;
         self.progress.batch = 0;
-        self.meter = Meter::default();
+        self.meter.next_epoch();
         let better = held.is_some_and(|held| self.choose(epoch, &held));
         if let Some(open) = &self.folder {
             open.folder.write_metrics(&self.progress.rows)?;
         }
         let last = self.progress.epoch == self.epochs;
-        if better || last || self.progress.epoch.is_multiple_of(self.job.recipe.save.every_epochs) {
-            self.save(better || self.data.held.is_none())?;
-        }
+        let due = better || last || self.progress.epoch.is_multiple_of(self.job.recipe.save.every_epochs);
+        let chosen = self.data.held.is_some() && self.job.recipe.train.choose != Choose::Last;
+        let saved = if due { Some(self.save(better || !chosen)?) } else { None };
         let [stop] = self.job.ranks.any([self.job.stop.load(Ordering::Relaxed)]);
         if stop && !last {
-            let path = self.save(false)?;
+            let path = saved.map_or_else(|| self.save(false), Ok)?;
             return Err(interrupted(format!("epoch {}", epoch + 1), &path));
         }
         Ok(())
@@ -247,8 +324,12 @@ impl Trainer<'_> {
         row.extend(means.iter().map(|(name, mean)| (name.clone(), (*mean).into())));
         let per_step = self.meter.mean("images_per_step").unwrap_or(f64::NAN);
         let seconds = self.meter.mean("seconds.step_and_meta").unwrap_or(f64::NAN);
+        let loss = self.meter.mean("loss").unwrap_or(f64::NAN);
         row.insert("images_per_second".into(), (per_step / seconds).into());
         row.insert("peak_mb".into(), allocator::peak_mb().into());
+        if let Some(memory) = gpu::memory(self.job.device) {
+            row.insert("device_peak_mb".into(), memory.peak_mb.into());
+        }
         if let Some(events) = &mut self.events {
             events.row(self.progress.step as u64, &row)?;
         }
@@ -258,27 +339,36 @@ impl Trainer<'_> {
             "epoch {}/{}: loss {:.4}, test top-1 {} (ensemble {:.2}){holdout}, {:.0} images/s",
             epoch + 1,
             self.epochs,
-            self.meter.mean("loss").unwrap_or(f64::NAN),
+            loss,
             networks(test),
             test.ensemble.top1(),
             per_step / seconds
         ))?;
-        for remark in self.engine.method.remarks(&means) {
+        self.progress.rows.push(row);
+        for remark in self.engine.method.remarks(&metrics::epochs(&self.progress.rows)) {
             self.say(&format!("note: {remark}"))?;
         }
-        self.progress.rows.push(row);
         Ok(())
     }
 
-    /// The best network on the held-out images becomes what ships, if it beats what was chosen before. What a first phase trained is
-    /// never chosen.
+    /// The best network on the held-out images becomes what ships, if it beats what was chosen before; with `train.choose = "any"` the
+    /// best of all stages that ship. What a first phase trained is never chosen.
     fn choose(&mut self, epoch: usize, held: &CohortAccuracy) -> bool {
-        if epoch < self.engine.method.extra_epochs() {
+        if epoch < self.engine.method.extra_epochs() || self.job.recipe.train.choose == Choose::Last {
             return false;
         }
-        let networks = held.networks().into_iter().enumerate().rev(); // of equals the first
-        let (peer, accuracy) = networks.max_by(|a, b| a.1.top1().total_cmp(&b.1.top1())).expect("a cohort has networks");
-        let new = Best { epoch: epoch + 1, step: self.progress.step, peer, holdout_top1: accuracy.top1() };
+        let shipped = self.engine.shipped();
+        let any = self.job.recipe.train.choose == Choose::Any;
+        let mut candidates: Vec<(usize, Option<usize>, f64)> = vec![];
+        for (peer, stages) in held.stages.iter().enumerate() {
+            let (own, branches) = stages.split_last().expect("a network has a last stage");
+            candidates.push((peer, None, own.top1()));
+            let ships = |l: &usize| any && shipped[peer].stage(*l).is_some();
+            candidates.extend((0..branches.len()).filter(ships).map(|l| (peer, Some(l + 1), branches[l].top1())));
+        }
+        let first = candidates.into_iter().rev().max_by(|a, b| a.2.total_cmp(&b.2)); // of equals the first
+        let (peer, stage, holdout_top1) = first.expect("a cohort has networks");
+        let new = Best { epoch: epoch + 1, step: self.progress.step, peer, holdout_top1, stage };
         let better = self.progress.best.is_none_or(|old| new.holdout_top1 > old.holdout_top1);
         if better {
             self.progress.best = Some(new);
@@ -286,47 +376,50 @@ impl Trainer<'_> {
         better
     }
 
-    /// The networks that would ship on a split, of which every rank takes its part.
-    fn evaluate(&self, split: &Split) -> Result<CohortAccuracy> {
-        let mut accuracy = CohortAccuracy::default();
-        let (rank, count) = (self.job.ranks.rank(), self.job.ranks.count());
-        let own = split.subset(&(rank * split.len() / count..(rank + 1) * split.len() / count).collect::<Vec<_>>());
-        let mut networks = self.engine.frozen(self.data.dataset.classes.len() as i64, tch::get_num_threads() as usize);
-        for batch in Loader::eval(&own, EVAL_BATCH, self.data.test_transform.clone()) {
-            let batch = batch?;
-            let answers = networks.iter_mut().map(|n| n.extract(&batch.views[0], false)).collect::<Result<Vec<_>>>()?;
-            accuracy.add(&answers, &batch.labels);
-        }
-        accuracy.over_ranks(self.job.ranks);
-        Ok(accuracy)
-    }
-
     /// Writes a checkpoint; `best`: it is the one that would ship.
     fn save(&mut self, best: bool) -> Result<PathBuf> {
+        self.confirm()?;
         self.last_save = Instant::now();
         self.job.ranks.check_same_state(&self.engine.state(), self.progress.step)?;
+        self.check_finite()?;
         if !self.job.ranks.leads() {
             return Ok(self.job.out.clone());
         }
-        self.progress.meter = self.meter.state();
+        (self.progress.meter, self.progress.window) = self.meter.state();
         self.progress.seconds = self.before + self.started.elapsed().as_secs_f64();
         let recipe = &self.job.recipe;
         let hash = recipe.hash();
-        let extras: Vec<Extra> = self
-            .engine
-            .shipped()
-            .into_iter()
-            .enumerate()
-            .map(|(m, peer)| {
+        let mut extras: Vec<Extra> = vec![];
+        for (m, peer) in self.engine.shipped().into_iter().enumerate() {
+            let stages = (0..peer.branches.len()).filter_map(|l| Some((stage_file(m, l + 1), peer.stage(l)?)));
+            for (file, named) in std::iter::once((network_file(m), peer.params.named())).chain(stages) {
                 let meta = self.meta(peer.arch, m, &hash);
-                let write = move |path: &Path| weights::save_safetensors(path, &peer.params.named(), &meta);
-                (network_file(m), Box::new(write) as Box<dyn Fn(&Path) -> Result<()>>)
-            })
-            .collect();
-        let path =
-            self.checkpoints.save(&Content { recipe, progress: &self.progress, state: &self.engine.state(), extras: &extras }, best)?;
+                extras.push((file, Box::new(move |path: &Path| weights::save_safetensors(path, &named, &meta))));
+            }
+        }
+        let path = self.checkpoints.save(
+            &Content { recipe, splits: &self.splits, progress: &self.progress, state: &self.engine.state(), extras: &extras },
+            best,
+        )?;
         self.last_save = Instant::now();
         Ok(path)
+    }
+
+    /// A network, a running statistic or anything else that would be saved and holds a number that is none ends the run on every rank:
+    /// what ships computes with all of them.
+    fn check_finite(&mut self) -> Result<()> {
+        let shipped = self.engine.shipped();
+        let named = shipped.iter().enumerate().flat_map(|(m, peer)| {
+            let place = network_name(m);
+            peer.params.named().into_iter().map(move |(name, t)| (format!("{place} ({}) {name}", peer.arch.name), t))
+        });
+        let named: Named = named.collect();
+        let checked = params::check_finite(&named).and_then(|()| params::check_finite(&self.engine.state()));
+        let Err(found) = checked else { return Ok(()) };
+        let last = if self.checkpoints.any() { "the last checkpoint is good" } else { "there was no checkpoint yet" };
+        let what = format!("{found}; nothing was saved; {last}");
+        self.log(&format!("at step {}: {what}", self.progress.step))?;
+        Err(Error::Diverged { step: self.progress.step, what })
     }
 
     /// What a deployable network says about itself.
@@ -347,12 +440,12 @@ impl Trainer<'_> {
         }
     }
 
-    /// Says where what made a step fail is kept; the weights and the last checkpoint are as they were. Other faults stay as they are.
-    fn diverged(&mut self, error: Error, batches: &[Batch]) -> Error {
+    /// Says where what made a step fail is kept; the last checkpoint is as it was. Other faults stay as they are.
+    fn diverged(&mut self, error: Error) -> Error {
         let Error::Diverged { step, what } = error else { return error };
-        let kept = diverged::keep_batches(&RunFolder::at(&self.job.out), self.progress.step, self.job.ranks, batches);
+        let kept = diverged::keep_batches(&RunFolder::at(&self.job.out), step, self.job.ranks, self.engine.faulty_batches());
         let last = if self.checkpoints.any() { "the last checkpoint is good" } else { "there was no checkpoint yet" };
-        let what = format!("{what}; no weight was changed by this step; {kept}; {last}");
+        let what = format!("{what}; {kept}; {last}");
         match self.log(&format!("diverged at step {step}: {what}")) {
             Ok(()) => Error::Diverged { step, what },
             Err(e) => e,

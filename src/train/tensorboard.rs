@@ -3,10 +3,11 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::error::{Error, Result};
+use crate::files;
 use crate::run::{Row, RunFolder};
 
 /// Writes one event file.
@@ -16,8 +17,12 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// One file per process: TensorBoard reads all event files of a folder.
-    pub fn create(folder: &RunFolder) -> Result<EventWriter> {
+    /// One file per process: TensorBoard reads all event files of a folder. A run goes on after `step` steps: what earlier processes
+    /// wrote of later ones is taken out of their files, since it comes again.
+    pub fn create(folder: &RunFolder, step: u64) -> Result<EventWriter> {
+        for earlier in folder.event_files()? {
+            forget_after(&earlier, step)?;
+        }
         let path = folder.events(now() as u64, std::process::id());
         let file = OpenOptions::new().create(true).append(true).open(&path).map_err(Error::io("cannot write", &path))?;
         let mut writer = EventWriter { file, path };
@@ -25,6 +30,15 @@ impl EventWriter {
         double(&mut event, 1, now());
         bytes(&mut event, 3, b"brain.Event:2");
         writer.record(&event)?;
+        if step > 0 {
+            // A SessionLog with status START: a TensorBoard that has the folder open forgets what it read of this step and later ones.
+            let mut event = vec![];
+            double(&mut event, 1, now());
+            key(&mut event, 2, 0);
+            varint(&mut event, step + 1);
+            bytes(&mut event, 7, &[0x08, 1]);
+            writer.record(&event)?;
+        }
         Ok(writer)
     }
 
@@ -60,6 +74,43 @@ impl EventWriter {
         record.extend(masked_crc(data).to_le_bytes());
         self.file.write_all(&record).and_then(|_| self.file.flush()).map_err(Error::io("cannot write", &self.path))
     }
+}
+
+/// Keeps the records of a file up to `step`; a record cut short by a kill goes too. A file that needs no change is not touched.
+fn forget_after(path: &Path, step: u64) -> Result<()> {
+    let content = std::fs::read(path).map_err(Error::io("cannot read", path))?;
+    let (mut kept, mut rest) = (Vec::with_capacity(content.len()), &content[..]);
+    while let Some((record, after)) = whole_record(rest) {
+        if step_of(&record[12..record.len() - 4]).is_some_and(|at| at <= step) {
+            kept.extend(record);
+        }
+        rest = after;
+    }
+    if kept == content { Ok(()) } else { files::write(path, &kept) }
+}
+
+/// The first record and what comes after it; none where the rest is no whole record.
+fn whole_record(content: &[u8]) -> Option<(&[u8], &[u8])> {
+    let length = u64::from_le_bytes(content.get(..8)?.try_into().ok()?);
+    let end = usize::try_from(length).ok()?.checked_add(16)?;
+    let record = content.get(..end)?;
+    let said = |at: usize| u32::from_le_bytes([record[at], record[at + 1], record[at + 2], record[at + 3]]);
+    let intact = said(8) == masked_crc(&record[..8]) && said(end - 4) == masked_crc(&record[12..end - 4]);
+    intact.then_some((record, &content[end..]))
+}
+
+/// The step of an event as we write it: the time, then the step where it has one (0 otherwise). None where it is no such event.
+fn step_of(event: &[u8]) -> Option<u64> {
+    let after = event.get(9..).filter(|_| event[0] == 0x09)?;
+    let Some((0x10, number)) = after.split_first() else { return Some(0) };
+    let mut step = 0;
+    for (i, byte) in number.iter().take(10).enumerate() {
+        step |= u64::from(byte & 0x7f).checked_shl(7 * i as u32)?;
+        if byte & 0x80 == 0 {
+            return Some(step);
+        }
+    }
+    None
 }
 
 fn now() -> f64 {
@@ -119,7 +170,7 @@ mod tests {
     #[test]
     fn an_event_is_the_protocol_buffer_tensorboard_expects() {
         let dir = tempfile::tempdir().unwrap();
-        let mut writer = EventWriter::create(&RunFolder::at(dir.path())).unwrap();
+        let mut writer = EventWriter::create(&RunFolder::at(dir.path()), 0).unwrap();
         writer.scalars(300, &[("a/b".into(), 0.5), ("gone".into(), f64::NAN)]).unwrap();
         let file = std::fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap().path();
         let bytes = std::fs::read(file).unwrap();
@@ -130,5 +181,44 @@ mod tests {
         // wall_time, then step 300 as a varint, then one Value { tag "a/b", simple_value 0.5 }.
         assert_eq!(event[0], 0x09);
         assert_eq!(&event[9..], [&[0x10, 0xac, 0x02, 0x2a, 12, 0x0a, 10, 0x0a, 3], b"a/b".as_slice(), &[0x15, 0, 0, 0, 0x3f]].concat());
+    }
+
+    /// The steps of all records in a file.
+    fn steps(path: &Path) -> Vec<u64> {
+        let content = std::fs::read(path).unwrap();
+        let (mut steps, mut rest) = (vec![], &content[..]);
+        while let Some((record, after)) = whole_record(rest) {
+            steps.push(step_of(&record[12..record.len() - 4]).unwrap());
+            rest = after;
+        }
+        assert!(rest.is_empty(), "{} bytes that are no record", rest.len());
+        steps
+    }
+
+    #[test]
+    fn what_comes_again_after_a_kill_is_taken_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = RunFolder::at(dir.path());
+        let earlier = folder.events(5, 1);
+        let mut writer = EventWriter { file: File::create(&earlier).unwrap(), path: earlier.clone() };
+        for step in [60, 120, 180] {
+            writer.scalars(step, &[("a/b".into(), step as f64)]).unwrap();
+        }
+        // Killed inside a record.
+        let mut content = std::fs::read(&earlier).unwrap();
+        content.truncate(content.len() - 3);
+        std::fs::write(&earlier, &content).unwrap();
+        let whole = content.len();
+        EventWriter::create(&folder, 120).unwrap();
+        assert_eq!(steps(&earlier), [60, 120]);
+        // SessionLog { status: START } at the first step to come: field 7, length 2, status = 1.
+        let newest = folder.event_files().unwrap().into_iter().find(|path| *path != earlier).unwrap();
+        let content = std::fs::read(newest).unwrap();
+        let (_, rest) = whole_record(&content).unwrap();
+        let (record, _) = whole_record(rest).unwrap();
+        assert_eq!(&record[12 + 9..record.len() - 4], [0x10, 121, 0x3a, 2, 0x08, 1]);
+        EventWriter::create(&folder, 60).unwrap();
+        assert_eq!(steps(&earlier), [60]);
+        assert!(std::fs::read(&earlier).unwrap().len() < whole);
     }
 }

@@ -1,5 +1,5 @@
-//! What other frameworks call the tensors of our networks, both ways: MMDetection's ResNet and Swin, Detectron2's ResNet. torchvision's
-//! names are ours.
+//! What other frameworks call the tensors of our networks, both ways: MMDetection's ResNet and Swin, timm's Swin, Detectron2's ResNet.
+//! torchvision's names are ours; timm's ResNet has them too.
 
 use std::path::Path;
 
@@ -104,6 +104,40 @@ pub fn from_mmdet_swin(theirs: &Named) -> Named {
         None => (name.clone(), tensor.shallow_clone()),
     };
     theirs.iter().map(convert).collect()
+}
+
+/// Rows of whole parts of dotted names, ours and timm's, for a block of Swin.
+const TIMM_SWIN: &[(&str, &str)] = &[("mlp.0", "mlp.fc1"), ("mlp.3", "mlp.fc2")];
+
+/// timm's name of a tensor of torchvision's Swin. None for the index of positions, which timm reckons itself.
+pub fn timm_swin_name(ours: &str) -> Option<String> {
+    if ours.ends_with("relative_position_index") {
+        return None;
+    }
+    let Some(rest) = ours.strip_prefix("features.") else {
+        return Some(swap_parts(ours, &[("head", "head.fc")], false));
+    };
+    let (place, rest) = rest.split_once('.')?;
+    let place: usize = place.parse().ok()?;
+    Some(match (place, place % 2) {
+        (0, _) => format!("patch_embed.{}", swap_parts(rest, &[("0", "proj"), ("2", "norm")], false)),
+        (_, 1) => format!("layers.{}.blocks.{}", place / 2, swap_parts(rest, TIMM_SWIN, false)),
+        _ => format!("layers.{}.downsample.{rest}", place / 2),
+    })
+}
+
+/// The way back; what is not a Swin's keeps its name.
+pub fn from_timm_swin_name(theirs: &str) -> String {
+    if let Some(rest) = theirs.strip_prefix("patch_embed.") {
+        return format!("features.0.{}", swap_parts(rest, &[("0", "proj"), ("2", "norm")], true));
+    }
+    let stage = theirs.strip_prefix("layers.").and_then(|rest| rest.split_once('.'));
+    let parsed = stage.and_then(|(stage, rest)| Some((stage.parse::<usize>().ok()?, rest.split_once('.')?)));
+    match parsed {
+        Some((stage, ("blocks", rest))) => format!("features.{}.{}", 2 * stage + 1, swap_parts(rest, TIMM_SWIN, true)),
+        Some((stage, ("downsample", rest))) => format!("features.{}.{rest}", 2 * stage),
+        _ => swap_parts(theirs, &[("head", "head.fc")], true),
+    }
 }
 
 /// Detectron2's name of a tensor of torchvision's ResNet.

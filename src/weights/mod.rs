@@ -2,21 +2,25 @@
 //! every tensor: it says what matched and refuses what does not fit.
 
 pub mod frameworks;
+pub mod npz;
+pub mod onnx;
 mod pth;
 pub mod safetensors;
 pub mod torchscript;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 use crate::error::{Error, Result};
-use crate::nets::{self, Arch, BACKBONE, Network};
-use crate::params::{Named, Params, Scope};
+use crate::files;
+use crate::nets::{self, Arch, Network};
+use crate::params::{Named, Params, Scope, check_finite};
 use safetensors::{Reader, Texts};
 
 /// What a deployable network says about itself, each field a text in the safetensors header.
@@ -94,6 +98,7 @@ pub fn save_pth(path: &Path, tensors: &Named) -> Result<()> {
 
 /// Reads a safetensors file or a PyTorch state dict, by what it contains, not by its name.
 pub fn read(path: &Path) -> Result<Weights> {
+    files::fits(path)?;
     let mut head = [0; 9];
     let n = std::fs::File::open(path).and_then(|mut file| file.read(&mut head)).map_err(Error::open(path))?;
     let path = path.to_path_buf();
@@ -184,25 +189,6 @@ impl fmt::Display for LoadReport {
     }
 }
 
-/// What stands before a network's names in the state dicts of a data-parallel wrapper, the released cohorts and others.
-fn prefix_of(name: &str) -> &str {
-    let mut rest = name;
-    let after = |rest: &str, part: &str| -> Option<usize> {
-        // `part` with a number in place of `#`.
-        let (word, tail) = part.split_once('#').unwrap_or((part, ""));
-        let after_word = rest.strip_prefix(word)?;
-        let digits = after_word.len() - after_word.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-        let counted = part.contains('#');
-        (counted == (digits > 0) && after_word[digits..].starts_with(tail)).then_some(word.len() + digits + tail.len())
-    };
-    for part in ["module.", "net#.", "module_list.#.", BACKBONE] {
-        if let Some(length) = after(rest, part) {
-            rest = &rest[length..];
-        }
-    }
-    &name[..name.len() - rest.len()]
-}
-
 /// A network without these still has them: counters that only cumulative averages read, and a table that follows from the window size.
 fn is_implied(name: &str) -> bool {
     name.ends_with("num_batches_tracked") || name.ends_with("relative_position_index")
@@ -212,12 +198,49 @@ fn is_implied(name: &str) -> bool {
 struct Naming<'a> {
     prefix: &'a str,
     rows: &'static [(&'static str, &'static str)],
+    /// How many tensors under the prefix are none of the network's.
+    surplus: usize,
 }
 
 impl Naming<'_> {
     fn of(&self, ours: &str) -> String {
         format!("{}{}", self.prefix, nets::rename(ours, self.rows))
     }
+}
+
+/// Under which prefixes a file holds names of the network, and how many: the one with the most first, of equals the one with the least beside them,
+/// then students before their teachers. A name of the file that ends in one of ours tells what stands before it: `module.`, `module_list.0.backbone.`,
+/// `module.student.`, or whatever a wrapper calls itself.
+fn namings<'a>(params: &Params, file: &HashMap<&'a str, &Tensor>, arch: &Arch, strip: Option<&'a str>) -> Vec<(usize, Naming<'a>)> {
+    // In the order of preference; the tables of a family often agree.
+    let ways = [&[], arch.released.lmcl, arch.released.baseline];
+    let ours = ways.map(|rows| params.all().map(|(name, _)| nets::rename(name, rows)).collect::<HashSet<String>>());
+    let parts = ours.iter().flatten().map(|name| name.matches('.').count() + 1).max().unwrap_or(1);
+    // How many names each way finds under a prefix.
+    let mut counts: BTreeMap<&str, [usize; 3]> = [("", [0; 3])].into();
+    for name in file.keys() {
+        let ends = name.rmatch_indices('.').map(|(dot, _)| dot + 1).take(parts).chain([0]);
+        for (prefix, rest) in ends.map(|end| name.split_at(end)) {
+            for (way, _) in ours.iter().enumerate().filter(|(_, ours)| ours.contains(rest)) {
+                counts.entry(prefix).or_default()[way] += 1;
+            }
+        }
+    }
+    if let Some(prefix) = strip {
+        counts = [(prefix, counts.get(prefix).copied().unwrap_or_default())].into();
+    }
+    let most = counts.values().flatten().copied().max().unwrap_or(0);
+    let naming = |(prefix, counts): (&'a str, [usize; 3])| {
+        // The first of equals.
+        let way = (0..ways.len()).rev().max_by_key(|&way| counts[way]).expect("there are ways");
+        // Only those that may be taken are worth the count.
+        let under = if counts[way] == most { file.keys().filter(|name| name.starts_with(prefix)).count() } else { 0 };
+        (counts[way], Naming { prefix, rows: ways[way], surplus: under.saturating_sub(counts[way]) })
+    };
+    let mut namings: Vec<(usize, Naming)> = counts.into_iter().map(naming).collect();
+    let teaches = |prefix: &str| ["teacher", "ema"].iter().any(|word| prefix.contains(word));
+    namings.sort_by_key(|(found, naming)| (std::cmp::Reverse(*found), naming.surplus, teaches(naming.prefix)));
+    namings
 }
 
 /// Copies the tensors of a file into a network's parameters. Anything short of all of them is an error unless the options say otherwise.
@@ -241,6 +264,8 @@ pub fn load_into(params: &Params, weights: &Weights, arch: &Arch, options: &Load
     for (live, saved) in found {
         live.shallow_clone().f_copy_(saved)?;
     }
+    // After the copy: a number of a wider type may be infinite in the network's.
+    check_finite(params.all()).map_err(|found| Error::file(&weights.path, found.to_string()))?;
     Ok(report)
 }
 
@@ -248,28 +273,12 @@ type Found<'a> = Vec<(&'a Tensor, &'a Tensor)>;
 
 fn compare<'a>(params: &'a Params, weights: &'a Weights, arch: &Arch, options: &LoadOptions) -> Result<(LoadReport, Found<'a>)> {
     let file: HashMap<&str, &Tensor> = weights.tensors.iter().map(|(n, t)| (n.as_str(), t)).collect();
-    let prefixes: BTreeSet<&str> = match &options.strip {
-        Some(prefix) => [prefix.as_str()].into(),
-        None => file.keys().map(|name| prefix_of(name)).chain([""]).collect(),
-    };
-    // In the order of preference; the tables of a family often agree.
-    let ways = [&[], arch.released.lmcl, arch.released.baseline];
-    let matches = |naming: &Naming| params.all().filter(|(name, _)| file.contains_key(naming.of(name).as_str())).count();
-    let mut namings: Vec<(usize, Naming)> = vec![];
-    for prefix in prefixes {
-        let best = ways
-            .map(|rows| Naming { prefix, rows })
-            .into_iter()
-            .map(|naming| (matches(&naming), naming))
-            .reduce(|a, b| if b.0 > a.0 { b } else { a });
-        namings.extend(best);
-    }
-    let most = namings.iter().map(|(n, _)| *n).max().expect("the empty prefix at least");
-    let mut best = namings.iter().filter(|(n, _)| *n == most).map(|(_, naming)| naming);
-    let naming = best.next().expect("one has the most");
-    let others = if most > 0 { best.map(|other| format!("`{}`", other.prefix)).collect() } else { vec![] };
+    let namings = namings(params, &file, arch, options.strip.as_deref());
+    let (found, naming) = &namings[0];
+    let same = |(n, other): &&(usize, Naming)| (n, other.surplus) == (found, naming.surplus) && *n > 0;
+    let others = namings[1..].iter().filter(same).map(|(_, other)| format!("`{}`", other.prefix)).collect();
 
-    let of_classifier = |ours: &str| ours.strip_prefix(arch.classifier).is_some_and(|rest| rest.starts_with('.'));
+    let of_classifier = |ours: &str| is_part(ours, arch.classifier);
     let mut report = LoadReport {
         wanted: 0,
         matched: 0,
@@ -327,20 +336,70 @@ pub struct Opened {
     pub report: LoadReport,
 }
 
-/// Builds the network a file holds, with as many classes as its classifier has. `arch` may be left out where the metadata name it.
+fn blank(arch: &Arch, classes: i64, device: Device) -> (Network, Params) {
+    let scope = Scope::blank(device, Kind::Float);
+    let net = Network::new(arch, &scope, classes);
+    (net, scope.params())
+}
+
+/// The architecture whose names and shapes are those of a file, all of them and no others.
+fn identify(weights: &Weights, options: &LoadOptions) -> Result<Option<&'static Arch>> {
+    let options = LoadOptions { classifier: Classifier::Optional, ..options.clone() };
+    let mut there: HashMap<Vec<i64>, usize> = HashMap::new();
+    weights.tensors.iter().for_each(|(_, tensor)| *there.entry(tensor.size()).or_default() += 1);
+    for (arch, shapes) in all_shapes() {
+        // Most are told apart without being built.
+        if shapes.iter().any(|(shape, count)| there.get(shape).is_none_or(|there| there < count)) {
+            continue;
+        }
+        let (_, params) = blank(arch, 1, Device::Cpu); // on the CPU: only names and shapes are asked for
+        let (report, _) = compare(&params, weights, arch, &options)?;
+        let of_classifier = |(name, ..): &(String, Vec<i64>, Vec<i64>)| is_part(name, arch.classifier);
+        if report.missing.is_empty() && report.unexpected.is_empty() && report.misshapen.iter().all(of_classifier) {
+            return Ok(Some(arch));
+        }
+    }
+    Ok(None)
+}
+
+/// How often each shape occurs in an architecture, its classifier and what may be left out of a file aside.
+type Shapes = (&'static Arch, HashMap<Vec<i64>, usize>);
+
+/// Of every architecture, counted once in a process.
+fn all_shapes() -> &'static [Shapes] {
+    static ALL: OnceLock<Vec<Shapes>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let of = |arch: &'static Arch| {
+            let (_, params) = blank(arch, 1, Device::Cpu); // on the CPU: only shapes are asked for
+            let mut shapes: HashMap<Vec<i64>, usize> = HashMap::new();
+            let needed = params.all().filter(|(name, _)| !is_part(name, arch.classifier) && !is_implied(name));
+            needed.for_each(|(_, tensor)| *shapes.entry(tensor.size()).or_default() += 1);
+            (arch, shapes)
+        };
+        nets::archs().map(of).collect()
+    })
+}
+
+/// Is it a tensor of this layer?
+fn is_part(name: &str, layer: &str) -> bool {
+    name.strip_prefix(layer).is_some_and(|rest| rest.starts_with('.'))
+}
+
+/// Builds the network a file holds, with as many classes as its classifier has. `arch` may be left out where the metadata name it, or where the
+/// file's names and shapes are those of one of ours.
 pub fn open(path: &Path, arch: Option<&'static Arch>, device: Device, options: &LoadOptions) -> Result<Opened> {
     let weights = read(path)?;
     let arch = match (arch, &weights.meta) {
         (Some(arch), _) => arch,
         (None, Some(meta)) => nets::find(&meta.arch)?,
-        (None, None) => return Err(Error::file(path, "names no architecture, and none was given (--arch)")),
+        (None, None) => identify(&weights, options)?.ok_or_else(|| {
+            Error::file(
+                path,
+                "names no architecture, its tensors are of none of ours (`mcl-train list archs`), and none was given (--arch)",
+            )
+        })?,
     };
-    let blank = |classes: i64| {
-        let scope = Scope::blank(device, Kind::Float);
-        let net = Network::new(arch, &scope, classes);
-        (net, scope.params())
-    };
-    let (mut net, mut params) = blank(1);
+    let (mut net, mut params) = blank(arch, 1, device);
     // With one class the classifier's weight is found, and misshapen: the file tells how many it has.
     let (first, found) = compare(&params, &weights, arch, options)?;
     drop(found);
@@ -350,8 +409,13 @@ pub fn open(path: &Path, arch: Option<&'static Arch>, device: Device, options: &
         None => first.classifier.then_some(1),
     };
     if let Some(classes) = classes.filter(|classes| *classes > 1) {
-        (net, params) = blank(classes);
+        (net, params) = blank(arch, classes, device);
     }
-    let report = load_into(&params, &weights, arch, options)?;
+    let report = load_into(&params, &weights, arch, options).or_else(|misfit| match identify(&weights, options)? {
+        Some(other) if other.name != arch.name => {
+            Err(Error::file(path, format!("holds a {}, not a {}, by the names and shapes of its tensors", other.name, arch.name)))
+        }
+        _ => Err(misfit),
+    })?;
     Ok(Opened { arch, net, params, classes: classes.filter(|_| report.classifier), meta: weights.meta, report })
 }

@@ -28,8 +28,10 @@ const KINDS: &[(&str, Kind)] = &[
     ("BoolStorage", Kind::Bool),
 ];
 
-/// Where checkpoints keep the state dict of their network.
-const NESTS: [&str; 3] = ["state_dict", "net", "model"];
+/// Where checkpoints keep the state dict of their network, the likeliest first.
+const NESTS: [&str; 6] = ["state_dict", "net", "model", "student", "model_state_dict", "student_state_dict"];
+/// How deep dicts lie in one another.
+const DEPTH: usize = 5;
 
 /// A fault without the file's name: `read` adds it.
 type Fault<T> = std::result::Result<T, String>;
@@ -55,14 +57,15 @@ pub(super) fn read(path: &Path) -> Result<Named> {
     let mut head = [0; 4];
     let n = file.read(&mut head).map_err(Error::open(path))?;
     let named = if is_zip(&head[..n]) {
-        File::open(path).map_err(Error::open(path)).map(read_zip)?
+        let length = file.metadata().map_err(Error::open(path))?.len();
+        File::open(path).map_err(Error::open(path)).map(|file| read_zip(file, length))?
     } else {
         std::fs::read(path).map_err(Error::open(path)).map(|bytes| read_legacy(&bytes))?
     };
     named.map_err(|what| Error::file(path, what))
 }
 
-fn read_zip(file: File) -> Fault<Named> {
+fn read_zip(file: File, length: u64) -> Fault<Named> {
     let unreadable = |e: zip::result::ZipError| format!("no PyTorch archive, or cut short: {e}");
     let mut archive = zip::ZipArchive::new(file).map_err(unreadable)?;
     let names: Vec<String> = archive.file_names().map(str::to_string).collect();
@@ -71,9 +74,16 @@ fn read_zip(file: File) -> Fault<Named> {
     if names.iter().any(|name| name.starts_with(&format!("{root}code/"))) {
         return Err("a TorchScript module; its state_dict() is wanted".to_string());
     }
+    // All entries together are no larger than the file: more is promised only where entries share bytes or are packed.
+    let mut left = length;
     let mut entry = |name: String| -> Fault<Vec<u8>> {
-        let mut bytes = vec![];
         let mut entry = archive.by_name(&name).map_err(|e| format!("{name}: {e}"))?;
+        if entry.compression() != zip::CompressionMethod::Stored {
+            return Err(format!("{name}: a compressed entry; torch.save stores them as they are"));
+        }
+        let promised = entry.size().max(entry.compressed_size());
+        left = left.checked_sub(promised).ok_or_else(|| format!("{name}: promises {promised} bytes, more than the file has left"))?;
+        let mut bytes = vec![];
         entry.read_to_end(&mut bytes).map_err(|e| format!("{name}: {e}"))?;
         Ok(bytes)
     };
@@ -91,7 +101,7 @@ fn read_zip(file: File) -> Fault<Named> {
         loaded.borrow_mut().insert(key.to_string(), bytes.clone());
         Ok(bytes)
     };
-    state_dict(&value, &storages)
+    state_dict(&value, &storages, length as usize)
 }
 
 /// Magic number, protocol, system, the object, the keys of its storages, then each storage: its length and its numbers.
@@ -122,7 +132,7 @@ fn read_legacy(bytes: &[u8]) -> Fault<Named> {
         loaded.insert(key.to_string(), Rc::new(bytes.get(at + 8..end).ok_or_else(cut)?.to_vec()));
         at = end;
     }
-    state_dict(&value, &|key| loaded.get(key).cloned().ok_or_else(|| format!("storage {key} is not in the file")))
+    state_dict(&value, &|key| loaded.get(key).cloned().ok_or_else(|| format!("storage {key} is not in the file")), bytes.len())
 }
 
 /// The bytes per number of every storage that the object refers to.
@@ -140,24 +150,52 @@ fn collect_widths(value: &Value, widths: &mut HashMap<String, usize>) {
     }
 }
 
-/// The dict of tensors: the object itself, or what it keeps under one of the usual names.
-fn state_dict(value: &Value, storages: &Storages) -> Fault<Named> {
-    let mut value = value;
-    loop {
-        let pairs = value.as_dict().ok_or("holds no state dict: a dict of tensors is wanted")?;
-        let mut named = vec![];
-        for (key, entry) in pairs {
-            if let (Some(key), Some(parts)) = (key.as_str(), tensor_parts(entry)) {
-                named.push((key.to_string(), rebuild(parts, storages).map_err(|e| format!("{key}: {e}"))?));
-            }
+/// How often the tensors of a file may repeat its numbers: those that share a storage (tied weights) are copied apart.
+const COPIES: usize = 8;
+
+/// The tensors of a checkpoint, however its dicts lie in one another. One of the usual names leads on where it holds more tensors than stand beside
+/// it (RepDistiller keeps `best_acc` there); dicts under other names are all read, each name with the path before it. `length` is the file's.
+fn state_dict(value: &Value, storages: &Storages, length: usize) -> Fault<Named> {
+    if value.as_dict().is_none() {
+        return Err("holds no state dict: a dict of tensors is wanted".to_string());
+    }
+    let mut found = vec![];
+    gather(usual(value, DEPTH), String::new(), DEPTH, &mut found);
+    if found.is_empty() {
+        let keys: Vec<&str> = value.as_dict().into_iter().flatten().filter_map(|(key, _)| key.as_str()).take(8).collect();
+        return Err(format!("holds no tensors, neither itself nor under {}; its keys: {}", NESTS.join(", "), keys.join(", ")));
+    }
+    let mut left = length.saturating_mul(COPIES);
+    let rebuilt = |(name, parts): (String, &[Value])| match rebuild(parts, storages, &mut left) {
+        Ok(tensor) => Ok((name, tensor)),
+        Err(e) => Err(format!("{name}: {e}")),
+    };
+    found.into_iter().map(rebuilt).collect()
+}
+
+/// How many tensors a dict holds itself.
+fn held(value: &Value) -> usize {
+    value.as_dict().map_or(0, |pairs| pairs.iter().filter(|(_, entry)| tensor_parts(entry).is_some()).count())
+}
+
+/// The dict that the usual names lead to.
+fn usual(value: &Value, depth: usize) -> &Value {
+    let own = held(value);
+    let nested = NESTS.iter().filter_map(|nest| value.get(nest).filter(|v| v.as_dict().is_some()));
+    let best = nested.map(|nested| usual(nested, depth.saturating_sub(1))).find(|nested| held(nested) > own);
+    best.filter(|_| depth > 0).unwrap_or(value)
+}
+
+/// All tensors below a dict, by the keys that lead there; what has a key that is no text (an optimizer's state) is no network's.
+fn gather<'a>(value: &'a Value, path: String, depth: usize, found: &mut Vec<(String, &'a [Value])>) {
+    for (key, entry) in value.as_dict().into_iter().flatten() {
+        let Some(key) = key.as_str() else { continue };
+        let name = format!("{path}{key}");
+        match tensor_parts(entry) {
+            Some(parts) => found.push((name, parts)),
+            None if depth > 0 => gather(entry, format!("{name}."), depth - 1, found),
+            None => {}
         }
-        if !named.is_empty() {
-            return Ok(named);
-        }
-        value = NESTS.iter().find_map(|nest| value.get(nest).filter(|v| v.as_dict().is_some())).ok_or_else(|| {
-            let keys: Vec<&str> = pairs.iter().filter_map(|(key, _)| key.as_str()).take(8).collect();
-            format!("holds no tensors, neither itself nor under {}; its keys: {}", NESTS.join(", "), keys.join(", "))
-        })?;
     }
 }
 
@@ -183,7 +221,8 @@ fn storage(id: &Value) -> Fault<(Kind, &str)> {
     }
 }
 
-fn rebuild(parts: &[Value], storages: &Storages) -> Fault<Tensor> {
+/// Pays from `left` before it copies anything.
+fn rebuild(parts: &[Value], storages: &Storages, left: &mut usize) -> Fault<Tensor> {
     let [Value::Persistent(id), offset, size, stride, ..] = parts else { return Err("a tensor of no known form".to_string()) };
     let (kind, key) = storage(id)?;
     let counts = |value: &Value| -> Option<Vec<i64>> { value.as_slice()?.iter().map(|d| d.as_int().filter(|d| *d >= 0)).collect() };
@@ -197,11 +236,22 @@ fn rebuild(parts: &[Value], storages: &Storages) -> Fault<Tensor> {
     if size.len() != stride.len() || !(empty || last.is_some_and(|last| (last as u64) < held as u64)) {
         return Err(format!("shape {size:?} with strides {stride:?} from {offset} on needs more than the {held} numbers of its storage"));
     }
+    // An expanded tensor (stride 0) names one number many times: what it would grow to has no bound.
+    let numel = size.iter().try_fold(1i64, |n, d| n.checked_mul(*d)).unwrap_or(i64::MAX);
+    if !empty && numel as u64 > held as u64 {
+        return Err(format!("shape {size:?} has {numel} numbers and its storage {held}: an expanded tensor; save a contiguous() one"));
+    }
     if empty {
         return Tensor::f_zeros(&size, (kind, tch::Device::Cpu)).map_err(|e| e.to_string());
     }
-    let flat = Tensor::f_from_data_size(&data, &[held as i64], kind).map_err(|e| e.to_string())?;
-    flat.f_as_strided(&size, &stride, offset).and_then(|t| t.f_contiguous()).map_err(|e| e.to_string())
+    let width = kind.elt_size_in_bytes();
+    // From the first number of the tensor to the last: a storage that many tensors share is not copied whole for each.
+    let (first, last) = (offset as usize, last.unwrap_or(offset) as usize);
+    let copied = (last - first + 1).max(numel as usize) * width;
+    *left = left.checked_sub(copied).ok_or_else(|| format!("its tensors repeat the file's bytes more than {COPIES} times"))?;
+    let part = &data[first * width..(last + 1) * width];
+    let flat = Tensor::f_from_data_size(part, &[(last - first + 1) as i64], kind).map_err(|e| e.to_string())?;
+    flat.f_as_strided(&size, &stride, 0).and_then(|t| t.f_contiguous()).map_err(|e| e.to_string())
 }
 
 /// Writes a state dict in the zip format.

@@ -3,8 +3,10 @@
 
 #include <torch/script.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <new>
 #include <sstream>
 #include <string>
 
@@ -66,8 +68,20 @@ void mcl_script_define(Module *module, const char *source, char **error) {
   guarded(error, [&] { module->define(source); });
 }
 
-void mcl_script_save(const Module *module, const char *path, char **error) {
-  guarded(error, [&] { module->save(path); });
+// The archive in memory, freed by mcl_script_free_text; its length is left in *size. libtorch's own writer to a file throws from a
+// destructor when the disk is full, which ends the process.
+char *mcl_script_save(const Module *module, size_t *size, char **error) {
+  char *bytes = nullptr;
+  guarded(error, [&] {
+    std::ostringstream out;
+    module->save(out);
+    const std::string archive = out.str();
+    *size = archive.size();
+    bytes = static_cast<char *>(malloc(archive.size()));
+    if (!bytes) throw std::bad_alloc();
+    memcpy(bytes, archive.data(), archive.size());
+  });
+  return bytes;
 }
 
 Module *mcl_script_load(const char *path, char **error) {

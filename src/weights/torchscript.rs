@@ -9,7 +9,9 @@ use torch_sys::C_tensor;
 
 use crate::error::{Error, Result};
 use crate::files;
-use crate::nets::script::Module;
+use crate::nets::graph::Module;
+
+mod source;
 
 /// A `torch::jit::Module`, see torchscript.cpp.
 #[repr(C)]
@@ -25,7 +27,7 @@ unsafe extern "C" {
     fn mcl_script_int(module: *mut Raw, name: *const c_char, value: i64, error: *mut *mut c_char);
     fn mcl_script_child(parent: *mut Raw, name: *const c_char, child: *const Raw, error: *mut *mut c_char);
     fn mcl_script_define(module: *mut Raw, source: *const c_char, error: *mut *mut c_char);
-    fn mcl_script_save(module: *const Raw, path: *const c_char, error: *mut *mut c_char);
+    fn mcl_script_save(module: *const Raw, size: *mut usize, error: *mut *mut c_char) -> *mut c_char;
     fn mcl_script_load(path: *const c_char, error: *mut *mut c_char) -> *mut Raw;
     fn mcl_script_names(module: *const Raw, error: *mut *mut c_char) -> *mut c_char;
 }
@@ -83,7 +85,7 @@ fn build(module: &Module) -> Result<Handle> {
         let (child, name) = (build(child)?, c_text(name)?);
         checked(here, |error| unsafe { mcl_script_child(raw.0, name.as_ptr(), child.0, error) })?;
     }
-    let source = c_text(&module.source)?;
+    let source = c_text(&source::forward(&module.body))?;
     checked(here, |error| unsafe { mcl_script_define(raw.0, source.as_ptr(), error) })?;
     Ok(raw)
 }
@@ -91,10 +93,18 @@ fn build(module: &Module) -> Result<Handle> {
 /// Writes the archive, in evaluation mode.
 pub fn save(path: &Path, module: &Module) -> Result<()> {
     let raw = build(module)?;
-    files::write_with(path, |temporary| {
-        let name = c_text(&temporary.to_string_lossy())?;
-        checked("saving", |error| unsafe { mcl_script_save(raw.0, name.as_ptr(), error) })
-    })
+    let mut size = 0;
+    let bytes = checked("saving", |error| unsafe { mcl_script_save(raw.0, &mut size, error) })?;
+    // SAFETY: no message was left, so `bytes` holds `size` bytes, ours until they are given back.
+    let written = files::write(path, unsafe { std::slice::from_raw_parts(bytes.cast(), size) });
+    unsafe { mcl_script_free_text(bytes) };
+    written
+}
+
+/// Does a file hold TorchScript: an archive of torch's with code in it? Nothing of it is run.
+pub fn is_archive(path: &Path) -> bool {
+    let archive = std::fs::File::open(path).ok().and_then(|file| zip::ZipArchive::new(file).ok());
+    archive.is_some_and(|archive| archive.file_names().any(|name| name.split('/').nth(1) == Some("code")))
 }
 
 /// What an archive holds, by libtorch's own account, in the order of registration.

@@ -13,6 +13,35 @@ use tch::{Device, Kind, Tensor};
 
 pub const CLASSES: i64 = 4;
 
+/// What every method is tried with: its name, options, and the sizes of cohort. Each method of `METHODS` has a line at least.
+pub const TRIALS: &[(&str, &str, &[usize])] = &[
+    ("baseline", "", &[1, 2]),
+    ("dml", "", &[2, 3]),
+    ("one", "", &[2, 3]),
+    ("okddip", "", &[3]),
+    ("okddip", "branch = false", &[3]),
+    ("kdcl", "", &[2, 3]),
+    ("kdcl", "teacher = 'naive'", &[2, 3]),
+    ("kdcl", "teacher = 'minlogit'", &[2, 3]),
+    ("kdcl", "teacher = 'linear'", &[2, 3]),
+    ("afd", "", &[2, 3]),
+    ("pcl", "", &[2, 3]),
+    ("pcl", "branch = false", &[2, 3]),
+    ("ffsd", "", &[2, 3]),
+    ("ckd_mkt", "pretrain_epochs = 1", &[2, 3]),
+    ("ckd_mkt", "pretrain_epochs = 0\ngamma = 0.0", &[2]),
+    ("mcl", "", &[2, 3]),
+    ("mcl", "branch = true", &[3]),
+    ("mcl", "logit = 'ensemble'", &[2, 3]),
+    ("mcl", "logit = 'dml'", &[2]),
+    ("mcl", "mode = 'reference'\nlogit = 'ensemble'", &[2, 3]),
+    ("mcl", "mining = 'memory'\nnegatives = 20", &[2, 3]),
+    ("mcl", "mode = 'reference'\nmining = 'memory'\nnegatives = 20", &[2]),
+    ("l_mcl", "", &[2, 3]),
+    ("l_mcl", "mode = 'reference'\nmining = 'memory'\nnegatives = 20", &[2]),
+    ("l_mcl", "mining = 'queue'\nqueue_length = 20\nnegatives = 5\nhvp = 'difference'", &[2]),
+];
+
 pub fn archs(names: &[&str]) -> Vec<&'static Arch> {
     names.iter().map(|name| nets::find(name).unwrap()).collect()
 }

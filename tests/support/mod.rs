@@ -1,7 +1,10 @@
 //! What several test files use: the built binaries on a small recipe, and the engine of a training step without them.
 #![allow(dead_code)]
 
+pub mod chromium;
+pub mod disk;
 pub mod method_tests;
+pub mod trained;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::eval::record::Record;
+use crate::report::colours::Palette;
 use crate::report::plot::{Lines, Series};
 use crate::report::{Figure, Section, table};
 
@@ -45,11 +46,13 @@ fn figure(records: &[&Record], key: &str, x: &str) -> Result<Figure> {
     }
     let dataset = &records[0].dataset;
     let title = format!("Few-shot on {dataset}");
-    let svg = Lines { title: &title, x, y: "top-1 (%)", series: &series, dots: true }.draw();
-    let caption = if of_parts {
-        "Mean over networks; the band is the mean of their 95 % intervals over test images."
+    let method = |line: &Series| records.iter().find(|r| name(r) == line.name).map_or(String::new(), |r| r.method.clone());
+    let palette = Palette::by_method(series.iter().map(|line| (line.name.clone(), method(line))));
+    let (caption, band) = if of_parts {
+        ("Mean over networks.", "mean of their 95 % intervals over test images")
     } else {
-        "Mean over draws; the band is its 95 % interval."
+        ("Mean over draws of the labelled images.", "95 % interval over draws")
     };
-    Ok(Figure::new(format!("few-shot-{}{dataset}", key.trim_end_matches('=')), caption, svg))
+    let lines = Lines { title: &title, x, y: "top-1 (%)", series: &series, palette: &palette, band };
+    Ok(lines.figure(format!("few-shot-{}{dataset}", key.trim_end_matches('=')), caption))
 }

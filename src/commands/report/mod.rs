@@ -3,12 +3,14 @@
 mod cost;
 mod curves;
 mod few_shot;
+pub(super) mod found;
 mod measurements;
 mod paper;
 mod per_class;
 mod pictures;
 mod pretraining;
 mod provenance;
+mod thumbnails;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,9 +22,10 @@ use crate::eval::Common;
 use crate::eval::record::{self, Record};
 use crate::eval::rows::newest;
 use crate::files;
-use crate::report::Report;
 use crate::report::plot::file_stem;
+use crate::report::{Cell, Report, Section, Table};
 use crate::run::{Run, RunFolder};
+use thumbnails::Thumbnails;
 
 /// What the help says of it.
 pub const ABOUT: &str = "Gather runs and results into one report (Markdown, CSV, one HTML file)";
@@ -42,6 +45,9 @@ pub struct Args {
     /// The heading [default: Report, and the run's name]
     #[arg(long, default_value = "")]
     pub title: String,
+    /// Show small pictures of your own images, in maps and beside mistakes; they become part of the page
+    #[arg(long)]
+    pub thumbnails: bool,
 }
 
 /// Writes the report and says where.
@@ -71,7 +77,7 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
     };
     let out = args.out.clone().unwrap_or_else(|| Path::new("reports").join(&name));
     let title = if args.title.is_empty() { format!("Report: {name}") } else { args.title.clone() };
-    let report = build(&title, &runs, &records)?;
+    let report = build(&title, &runs, &records, &mut Thumbnails::new(args.thumbnails, common))?;
     let mut written = report.write(&out)?;
     let rows = RunFolder::at(&out).results_csv();
     files::write(&rows, record::csv(&records)?.as_bytes())?;
@@ -80,9 +86,15 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
     if common.json {
         common.print_json(&serde_json::json!({ "folder": out, "files": written, "runs": runs.len(), "results": records.len() }));
     } else {
-        println!("{} runs, {} results -> {}", runs.len(), records.len(), out.join("report.html").display());
+        let (runs, results) = (counted(runs.len(), "run"), counted(records.len(), "result"));
+        println!("{runs}, {results} -> {}", out.join("report.html").display());
     }
     Ok(())
+}
+
+/// 1 run, 2 runs.
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// Every folder under ./runs that has a finished epoch.
@@ -119,29 +131,66 @@ fn copy_inputs(runs: &[Run], out: &Path) -> Result<()> {
     Ok(())
 }
 
-fn build(title: &str, runs: &[Run], records: &[Record]) -> Result<Report> {
+/// Figures that measurements drew, for other reports.
+pub(super) fn pictures(records: &[&Record], common: &Common) -> Result<Section> {
+    pictures::section(records, &mut Thumbnails::new(false, common))
+}
+
+/// What runs cost and what their methods add in training, for other reports.
+pub(super) fn cost(runs: &[Run]) -> Result<Section> {
+    cost::section(runs)
+}
+
+/// The numbers of measurements that are no accuracies: weights between layers, maps.
+pub(super) fn matching_numbers(records: &[&Record]) -> Section {
+    let mut section = Section::new("Layers and maps in numbers");
+    let mut shown = Table::new("", &["run", "what", "of", "value", "95 % over images", "images"]);
+    for r in records.iter().filter(|r| ["lambda", "tsne"].contains(&r.command.as_str())) {
+        let interval = if r.ci_low.is_some() {
+            Cell::text(format!("{:.4} to {:.4}", r.ci_low.unwrap_or(f64::NAN), r.ci_high.unwrap_or(f64::NAN)))
+        } else {
+            Cell::Empty
+        };
+        shown.push(vec![
+            Cell::text(&r.subject),
+            Cell::text(r.metric.replace('_', " ")),
+            Cell::text(&r.variant),
+            Cell::Score(r.value, 4),
+            interval,
+            Cell::Count(r.n_train.max(r.n_test) as i64),
+        ]);
+    }
+    if !shown.rows.is_empty() {
+        section.table(shown);
+    }
+    section
+}
+
+fn build(title: &str, runs: &[Run], records: &[Record], images: &mut Thumbnails) -> Result<Report> {
     let records: Vec<&Record> = records.iter().collect();
+    let current = newest(&records)?;
     let when = chrono::Local::now().format("%Y-%m-%d %H:%M");
     let mut report = Report {
         title: title.into(),
         about: format!(
-            "{} runs, {} measurements; made {when} by mcl {}. Accuracies in percent.",
-            runs.len(),
-            records.len(),
+            "{}, {}; made {when} by mcl {}. Accuracies are in percent, differences in points.",
+            counted(runs.len(), "run"),
+            counted(records.len(), "measurement"),
             env!("CARGO_PKG_VERSION")
         ),
+        found: found::lines(runs, &current)?,
         sections: vec![],
     };
-    let current = newest(&records)?;
     report.push(pretraining::section(runs));
     report.push(paper::section(runs, &current)?);
     report.push(measurements::section(&current)?);
     report.push(few_shot::section(&current)?);
     report.push(curves::section(runs));
     report.push(curves::matching(runs));
-    report.push(pictures::section(&records));
-    report.push(per_class::section(&records)?);
-    report.push(cost::section(runs));
+    report.push(matching_numbers(&current));
+    report.push(pictures::section(&records, images)?);
+    report.push(per_class::section(&current, images)?);
+    report.push(cost::section(runs)?);
     report.push(provenance::section(runs, &records)?);
     Ok(report)
 }

@@ -1,103 +1,84 @@
-//! Our numbers beside the paper's.
+//! Our numbers beside the paper's: runs that agree with a row in everything the paper fixes, and apart from them the others, with what
+//! differs.
 
+use crate::commands::beside::{NOTE, Ours, beside, of_records, of_run};
+use crate::data;
 use crate::error::Result;
 use crate::eval::record::Record;
 use crate::eval::rows::protocol_of;
-use crate::report::paper::{Printed, printed, table_of};
-use crate::report::table::{self, Group};
+use crate::experiment::paper::{Beside, Paper, Place};
+use crate::experiment::table;
 use crate::report::{Cell, Section, Table};
 use crate::run::Run;
 
-/// Our numbers in the paper's layout: networks down, methods across, the paper's under ours and the gap.
+/// Differences that are told of a run; more are counted.
+const TOLD: usize = 4;
+
+/// A table for each of the paper's that a run belongs to, and a list of the others.
 pub(super) fn section(runs: &[Run], records: &[&Record]) -> Result<Section> {
     let mut section = Section::new("Beside the paper");
-    let printed = printed()?;
-    let groups = table::group(&[of_runs(runs), of_probes(records), of_detection(records)].concat())?;
-    for own in table::together(&groups.iter().collect::<Vec<_>>(), |g| vec![g.keys[0].clone()])? {
-        let theirs: Vec<&Printed> = printed.iter().filter(|p| p.table == own[0].keys[0]).collect();
-        section.table(beside(&own, &theirs)?);
+    let paper = Paper::read()?;
+    let mut others = Table::new("Other runs", &["run", "method", "networks", "nearest row of the paper", "what differs"]);
+    // Our numbers by the plan of their table.
+    let mut found: Vec<(&'static str, Ours)> = vec![];
+    for run in runs {
+        let name = |place: &Place| format!("{}: {}, {}", place.plan, place.row, place.column);
+        match paper.beside(run)? {
+            Beside::Cells(places) => {
+                for place in places {
+                    found.extend(of_cell(run, &place, records)?.into_iter().map(|ours| (place.plan, ours)));
+                }
+            }
+            Beside::Other(place, differs) => {
+                let more = differs.len().saturating_sub(TOLD);
+                let mut told = differs[..differs.len().min(TOLD)].join("; ");
+                if more > 0 {
+                    told += &format!("; and {more} more");
+                }
+                let networks = run.archs().join(", ");
+                others.push([&run.name, run.method(), &networks, &name(&place), &told].map(Cell::text).to_vec());
+            }
+            Beside::Nowhere => {}
+        }
+    }
+    for plan in table::PLANS.iter().map(|shipped| shipped.name) {
+        let own: Vec<Ours> = found.iter().filter(|(of, _)| *of == plan).map(|(_, ours)| ours.clone()).collect();
+        if own.is_empty() {
+            continue;
+        }
+        let plan = table::find(plan)?;
+        // Only what was run: a row of empty columns tells nothing.
+        let columns: Vec<&str> = plan.axes(table::Scale::Paper).1.into_iter().filter(|c| own.iter().any(|o| o.column == *c)).collect();
+        section.table(beside(&format!("{}: {}", plan.label, plan.title), &columns, &own, &plan.printed_rows()?, false)?);
     }
     if !section.parts.is_empty() {
-        section.text("Ours: the last epoch, mean ± standard deviation over networks and seeds of a setting. The paper trains 300 epochs on CIFAR-100 and says neither which epoch nor which network its numbers are of; short runs are not expected to reach them.");
+        section.text(NOTE);
+    }
+    if !others.rows.is_empty() {
+        section.table(others);
+        section.text(
+            "These runs have networks, data and method of the paper, but not all of its settings: their numbers are not set beside its.",
+        );
     }
     Ok(section)
 }
 
-/// One of our values, and where it belongs: the paper's table, dataset, network with its peer, method.
-type Ours = (Vec<String>, f64);
-
-/// Test accuracies after the last epoch.
-fn of_runs(runs: &[Run]) -> Vec<Ours> {
-    let mut ours = vec![];
-    for run in runs {
-        let Some(name) = table_of(run.dataset(), &run.archs()) else { continue };
-        let same = run.archs().windows(2).all(|w| w[0] == w[1]);
-        for (m, arch) in run.archs().iter().enumerate() {
-            let network = if same { arch.clone() } else { format!("{arch} (net {})", m + 1) };
-            if let Some(value) = run.accuracy(m).map(|a| a.last) {
-                ours.push((vec![name.clone(), run.dataset().to_string(), network, run.method().to_string()], value));
-            }
-        }
-    }
-    ours
-}
-
-/// Linear classifiers on features of CIFAR-100 networks, trained as the paper trains them.
-fn of_probes(records: &[&Record]) -> Vec<Ours> {
-    let asked = |r: &&&Record| {
-        let transfer = r.pretrained_on == "cifar100" && ["stl10", "tiny_imagenet"].contains(&r.dataset.as_str());
-        r.command == "linear-probe" && r.options["kind"] == "paper" && transfer
+/// What a run gives to one cell: its test accuracy, or what was measured of its networks where the table is about transfer.
+fn of_cell(run: &Run, place: &Place, records: &[&Record]) -> Result<Vec<Ours>> {
+    let of_run_alone = |r: &&&Record| std::path::Path::new(&r.run).canonicalize().ok() == run.folder.path().canonicalize().ok();
+    let whole = |r: &Record| {
+        data::find(&r.dataset).is_ok_and(|spec| spec.images.is_none_or(|(train, test)| (train, test) == (r.n_train, r.n_test)))
     };
-    let place = |r: &Record| {
-        let changed = protocol_of(r).split_once(", ").map_or(String::new(), |(_, keys)| format!(", {keys}"));
-        vec!["transfer-linear".into(), r.dataset.clone(), format!("{}{changed}", r.arch), r.method.clone()]
-    };
-    records.iter().filter(asked).map(|r| (place(r), r.value)).collect()
-}
-
-/// Detection on COCO. What is not as in the paper is said: `coco box_map, pre-trained on synthetic, limit=20`.
-fn of_detection(records: &[&Record]) -> Vec<Ours> {
-    let place = |r: &Record| {
-        let mut measured = format!("{} {}", r.dataset, r.metric);
-        if r.pretrained_on != "imagenet" {
-            measured += &format!(", pre-trained on {}", if r.pretrained_on.is_empty() { "unknown" } else { &r.pretrained_on });
+    Ok(match place.plan {
+        // The paper's probe with none of its keys changed, on the whole of the dataset.
+        "transfer-linear" => {
+            let asked = |r: &&&Record| r.command == "linear-probe" && protocol_of(r) == "paper" && whole(r);
+            of_records(records.iter().filter(of_run_alone).filter(asked).copied(), &place.column)
         }
-        if !r.variant.is_empty() {
-            measured += &format!(", {}", r.variant);
+        "transfer-coco" => {
+            let asked = |r: &&&Record| r.command == "detect" && r.dataset == "coco" && r.variant.is_empty();
+            of_records(records.iter().filter(of_run_alone).filter(asked).copied(), &place.column)
         }
-        vec!["transfer-coco".into(), measured, r.arch.clone(), r.method.clone()]
-    };
-    records.iter().filter(|r| r.command == "detect" && r.dataset == "coco").map(|r| (place(r), r.value)).collect()
-}
-
-/// One of the paper's tables: our groups of it, and its rows.
-fn beside(own: &[&Group], theirs: &[&Printed]) -> Result<Table> {
-    // The paper's order, then methods it does not have.
-    let all: Vec<&str> = theirs.iter().map(|p| p.method.as_str()).chain(own.iter().map(|g| g.keys[3].as_str())).collect();
-    let methods: Vec<&str> = table::together(&all, |method| vec![method.to_string()])?.iter().map(|same| same[0]).collect();
-    let mut shown = Table::new(&own[0].keys[0], &[&["dataset", "network", ""], &methods[..]].concat());
-    let mut sorted = own.to_vec();
-    sorted.sort_by(|a, b| a.keys[1..3].cmp(&b.keys[1..3]));
-    for of_network in table::together(&sorted, |g| g.keys[1..3].to_vec())? {
-        let [dataset, network] = [&of_network[0].keys[1], &of_network[0].keys[2]];
-        let (arch, peer) = match network.split_once(" (net ") {
-            Some((arch, rest)) => (arch, rest.trim_end_matches(')').parse::<usize>().ok()),
-            None => (network.split(',').next().unwrap_or_default(), None),
-        };
-        let ours = |m: &str| of_network.iter().find(|g| g.keys[3] == m);
-        let theirs = |m: &str| {
-            let asked = |p: &&&Printed| Some(p.dataset.as_str()) == dataset.split(", ").next() && p.network == arch && p.peer == peer;
-            theirs.iter().filter(asked).find(|p| p.method == m)
-        };
-        let mut row = |what: &str, cell: &dyn Fn(&str) -> Cell| {
-            let cells: Vec<Cell> = methods.iter().map(|m| cell(m)).collect();
-            if cells.iter().any(|c| *c != Cell::Empty) {
-                shown.push([vec![Cell::text(dataset), Cell::text(network), Cell::text(what)], cells].concat());
-            }
-        };
-        row("ours", &|m| ours(m).map_or(Cell::Empty, |g| g.cell()));
-        row("paper", &|m| theirs(m).map_or(Cell::Empty, |p| Cell::Spread { mean: p.value, std: p.std, n: 0 }));
-        row("gap", &|m| Cell::score(ours(m).zip(theirs(m)).map(|(g, p)| g.mean - p.value)));
-    }
-    Ok(shown)
+        _ => of_run(run, &place.column)?,
+    })
 }

@@ -14,6 +14,7 @@ use crate::eval::dataset::TargetDataset;
 use crate::eval::network::{NetworkArgs, PeerChoice};
 use crate::eval::record::{self, Record};
 use crate::eval::score::Score;
+use crate::limits;
 use crate::report::{Cell, Table};
 
 /// The flags of the command.
@@ -35,6 +36,7 @@ impl Measurement for Args {
 
     fn check(&self) -> Result<()> {
         self.networks.check()?;
+        self.image_size.map(|side| limits::side("--image-size", side)).transpose()?;
         self.dataset.as_deref().map(data::find).transpose().map(drop)
     }
 
@@ -89,7 +91,7 @@ impl Measurement for Args {
             common.print_json(&record::json(&records, common));
             return Ok(());
         }
-        let mut shown = Table::new("", &["network", "dataset", "method", "top-1", "95 % interval", "top-5", "images"]);
+        let mut shown = Table::new("", &["network", "dataset", "method", "top-1", "95 % over images", "top-5", "images"]);
         for r in &records {
             let name = if r.variant.is_empty() { r.subject.clone() } else { format!("{} ({})", r.subject, r.variant) };
             shown.push(vec![

@@ -7,27 +7,20 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::Measurement;
-use crate::data;
 use crate::error::Result;
 use crate::eval::Common;
-use crate::eval::dataset::TargetDataset;
-use crate::eval::features::{self, Features};
-use crate::eval::network::{NetworkArgs, PeerChoice};
-use crate::eval::protocol::{HowArgs, Protocol, Shipped, require};
+use crate::eval::features::Features;
+use crate::eval::protocol::{Protocol, Shipped, all_different, require};
 use crate::eval::record::{self, Record};
 use crate::eval::score::Score;
+use crate::eval::target::TargetArgs;
 use crate::losses::unit::Norm;
 
 /// The flags of the command.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    networks: NetworkArgs,
-    /// The dataset whose training images give the means and whose test images are classified
-    #[arg(long)]
-    dataset: String,
-    #[command(flatten)]
-    how: HowArgs,
+    on: TargetArgs,
 }
 
 /// The keys of the protocol.
@@ -76,10 +69,9 @@ pub fn scores(train: &Features, test: &Features, distance: Distance, classes: i6
 
 impl Args {
     fn protocol(&self) -> Result<(Protocol, Centroid)> {
-        let protocol = self.how.protocol(Self::PROTOCOLS, Self::DEFAULT_PROTOCOL)?;
+        let protocol = self.on.how.protocol(Self::PROTOCOLS, Self::DEFAULT_PROTOCOL)?;
         let p: Centroid = protocol.options()?;
-        let once = p.distances.iter().enumerate().all(|(i, d)| !p.distances[..i].contains(d));
-        require(!p.distances.is_empty() && once, "distances", &p.distances, "cosine, euclidean or both")?;
+        require(!p.distances.is_empty() && all_different(&p.distances), "distances", &p.distances, "cosine, euclidean or both")?;
         Ok((protocol, p))
     }
 }
@@ -91,33 +83,29 @@ impl Measurement for Args {
         &[Shipped { name: "centroid", text: include_str!("../../../protocols/eval/centroid.toml"), repeats: &["distances"] }];
 
     fn check(&self) -> Result<()> {
-        self.networks.check()?;
-        data::find(&self.dataset)?;
+        self.on.check()?;
         self.protocol().map(drop)
     }
 
     fn run(&self, common: &Common) -> Result<()> {
         let (protocol, p) = self.protocol()?;
-        let networks = self.networks.open(common, PeerChoice::Best)?;
-        let target = TargetDataset::open(&self.dataset, common)?;
-        let classes = &target.dataset.classes;
-        let mut records = vec![];
-        for network in &networks {
+        let subjects = self.on.open(common)?;
+        let classes = &subjects.target.dataset.classes;
+        let records = subjects.each(common, |network| {
             let side = network.image_size(p.image_size);
-            let (train, test) = features::of_dataset(network, &target, side, !self.how.no_cache, common)?;
-            let mut own = vec![];
-            for &distance in &p.distances {
+            let (train, test) = subjects.features(network, side, common)?;
+            let progress = common.progress(format!("{}: class means", network.name), p.distances.len(), "distances");
+            let measured = |&distance: &Distance| {
                 let began = Instant::now();
                 let score = Score::new(&scores(&train, &test, distance, classes.len() as i64), &test.y);
-                let record = Record::new(Self::NAME, network, common).on(&target, side).trained_on(&target).protocol(&protocol);
+                let record = subjects.record(Self::NAME, network, side, &protocol, common);
                 let record = record.variant(distance.name()).score(&score, 1, classes);
-                own.push(Record { seconds: began.elapsed().as_secs_f64(), ..record });
-            }
-            network.check_unchanged()?;
-            record::keep(&own, common)?;
-            records.extend(own);
-        }
-        record::show(&records, &format!("nearest class mean -> {}", target.counted()), "distance", common);
+                progress.add(1);
+                Record { seconds: began.elapsed().as_secs_f64(), ..record }
+            };
+            Ok(p.distances.iter().map(measured).collect())
+        })?;
+        record::show(&records, &format!("nearest class mean -> {}", subjects.target.counted()), "distance", common);
         Ok(())
     }
 }

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::eval::Common;
 use crate::eval::answers::{ensemble, logits, own_dataset};
 use crate::eval::dataset::TargetDataset;
+use crate::eval::feature_file::Part;
 use crate::eval::features::{self, Prepared};
 use crate::eval::figures::{gate_figure, lambda_figures};
 use crate::eval::network::{NetworkArgs, PeerChoice, TrainedNetwork};
@@ -19,7 +20,7 @@ use crate::eval::score::Score;
 use crate::eval::stats;
 use crate::files;
 use crate::report::plot::Heat;
-use crate::report::{Cell, Figure, Table};
+use crate::report::{Cell, Table};
 use crate::run::{Run, RunFolder};
 
 /// The flags of the command.
@@ -28,6 +29,9 @@ pub struct Args {
     /// Run folder; may be repeated
     #[arg(long = "run", value_name = "DIR", default_value = "runs/latest")]
     runs: Vec<PathBuf>,
+    /// A stage of the networks instead of their own classifier, from 1
+    #[arg(long, value_name = "L")]
+    stage: Option<usize>,
     /// Do not keep or use extracted features
     #[arg(long)]
     no_cache: bool,
@@ -49,7 +53,7 @@ impl Measurement for Args {
         for folder in &self.runs {
             let run = Run::read(folder)?;
             let all = Some(PeerChoice::All);
-            let networks = NetworkArgs::of_runs(std::slice::from_ref(folder), all).open(common, PeerChoice::All)?;
+            let networks = NetworkArgs::of_runs(std::slice::from_ref(folder), all, self.stage).open(common, PeerChoice::All)?;
             outputs.push(one(&run, &networks, self, common)?);
         }
         if common.json {
@@ -68,7 +72,7 @@ fn one(run: &Run, networks: &[TrainedNetwork], args: &Args, common: &Common) -> 
     for network in networks {
         all_logits.push(logits(network, &target, 0, common)?);
         let prepared = Prepared::new(&target.dataset, network, network.image_size(0))?;
-        features.push(features::features(network, &prepared.dataset.test, &prepared.transform, !args.no_cache, common)?);
+        features.push(features::features(network, &prepared, Part::Test, !args.no_cache, common)?);
         network.check_unchanged()?;
     }
     let scores: Vec<Score> = all_logits.iter().map(|z| Score::new(z, labels)).collect();
@@ -94,7 +98,9 @@ fn one(run: &Run, networks: &[TrainedNetwork], args: &Args, common: &Common) -> 
         ]);
     }
     shown.push(vec![Cell::text(format!("ensemble of {count}")), Cell::Empty, Cell::Score(together.top1(), 2), Cell::Empty, Cell::Empty]);
-    let ship = if held.iter().all(|h| h.is_finite()) {
+    let ship = if !run.folder.best_network().exists() && held.iter().all(|h| h.is_finite()) {
+        "the last epoch ships (train.choose = \"last\"); the held-out images chose nothing".to_string()
+    } else if held.iter().all(|h| h.is_finite()) {
         let chosen = (0..count).rev().max_by(|&a, &b| held[a].total_cmp(&held[b])).expect("a cohort has networks");
         format!(
             "ship network {chosen} ({}): best on the held-out images, {:.2}; {}",
@@ -119,20 +125,15 @@ fn one(run: &Run, networks: &[TrainedNetwork], args: &Args, common: &Common) -> 
     let names: Vec<String> = networks.iter().enumerate().map(|(m, n)| format!("{m}: {}", n.arch.name)).collect();
     let mut figures = vec![];
     if count > 1 {
-        let heat = |title: &str, values: &[Vec<f64>], limits, decimals| {
-            Heat { title, x: "", y: "", columns: &names, rows: &names, values, limits: Some(limits), decimals }.draw()
+        let heat = |title: &str, values: &[Vec<f64>], high: f64, decimals, unit: &str, name: String, caption: &str| {
+            let (columns, rows, limits) = (&names, &names, Some((0.0, high)));
+            Heat { title, x: "", y: "", columns, rows, values, limits, decimals, unit, root: false }.figure(name, caption)
         };
         let (title, similar) = (format!("{}: same answer (%)", run.name), format!("{}: linear CKA of features", run.name));
-        figures.push(Figure::new(
-            format!("{}-agreement", run.name),
-            "How often two networks name the same class on the test images",
-            heat(&title, &agreement, (0.0, 100.0), 1),
-        ));
-        figures.push(Figure::new(
-            format!("{}-cka", run.name),
-            "1 means the same features up to rotation and scale",
-            heat(&similar, &cka, (0.0, 1.0), 3),
-        ));
+        let same = "How often two networks name the same class on the test images";
+        figures.push(heat(&title, &agreement, 100.0, 1, "% of test images", format!("{}-agreement", run.name), same));
+        let alike = "1 means the same features up to rotation and scale";
+        figures.push(heat(&similar, &cka, 1.0, 3, "linear CKA", format!("{}-cka", run.name), alike));
     }
     let drawn_by_training = [lambda_figures(run), gate_figure(run).into_iter().collect()].concat();
     let folder = RunFolder::at(&networks[0].out).figures();
@@ -141,7 +142,7 @@ fn one(run: &Run, networks: &[TrainedNetwork], args: &Args, common: &Common) -> 
     let mut kept = vec![];
     for figure in figures.iter().chain(&drawn_by_training) {
         let path = folder.join(format!("{}.svg", figure.name));
-        files::write(&path, figure.svg.as_bytes())?;
+        files::write(&path, figure.file().as_bytes())?;
         kept.push((path, figure.caption.clone()));
     }
     // The report draws lambda and gates itself, from the metrics.

@@ -11,14 +11,14 @@ use serde_json::json;
 use super::Measurement;
 use crate::data::{self, sampler};
 use crate::error::{Error, Result};
-use crate::eval::dataset::TargetDataset;
-use crate::eval::features;
-use crate::eval::network::{NetworkArgs, PeerChoice};
+use crate::eval::network::NetworkArgs;
 use crate::eval::probe::logreg::{self, Options as FitOptions};
-use crate::eval::protocol::{HowArgs, Protocol, Shipped, require};
+use crate::eval::protocol::{HowArgs, Protocol, Shipped, all_different, require};
 use crate::eval::record::{self, Record};
 use crate::eval::score::Score;
+use crate::eval::target::Subjects;
 use crate::eval::{Common, stats};
+use crate::limits;
 use crate::report::{Cell, Table};
 use crate::rng;
 use crate::run::RunFolder;
@@ -73,8 +73,14 @@ impl Args {
             protocol.set("tries", tries);
         }
         let p: FewShot = protocol.options()?;
-        require(!p.shots.is_empty() && p.shots.iter().all(|s| *s > 0), "shots", &p.shots, "numbers from 1")?;
-        require(p.tries > 0, "tries", p.tries, "1 or more")?;
+        require(
+            !p.shots.is_empty() && p.shots.iter().all(|s| *s > 0) && all_different(&p.shots),
+            "shots",
+            &p.shots,
+            "numbers from 1, each once",
+        )?;
+        limits::count("protocol: tries", p.tries, 1, limits::MOST_ROUNDS)?;
+        limits::count("protocol: max_iterations", p.max_iterations, 1, limits::MOST_ROUNDS)?;
         require(
             p.c > 0.0 && p.tolerance > 0.0 && p.max_iterations > 0,
             "c, tolerance, max_iterations",
@@ -128,8 +134,8 @@ pub fn draw(labels: &[i64], classes: usize, shots: usize, seed: u64, attempt: u6
 fn shots(args: &Args, common: &Common) -> Result<()> {
     let (protocol, p) = args.protocol()?;
     let name = args.dataset()?;
-    let networks = args.networks.open(common, PeerChoice::Best)?;
-    let target = TargetDataset::open(name, common)?;
+    let subjects = Subjects::open(&args.networks, name, &args.how, common)?;
+    let target = &subjects.target;
     let classes = target.dataset.classes.len();
     // Drawn before any network runs: too many shots are refused at once, and all networks get the same draws.
     let mut draws: Vec<(usize, usize, Vec<usize>)> = vec![];
@@ -141,14 +147,14 @@ fn shots(args: &Args, common: &Common) -> Result<()> {
         }
     }
     let options = FitOptions { c: p.c, tolerance: p.tolerance, max_iterations: p.max_iterations };
-    let mut shown = Table::new("", &["network", "method", "shots", "top-1", "± (95 %)", "lowest", "highest", "draws"]);
-    let mut records = vec![];
-    for network in &networks {
+    let mut shown = Table::new("", &["network", "method", "shots", "top-1", "± (95 % over draws)", "lowest", "highest", "draws"]);
+    let records = subjects.each(common, |network| {
         let side = network.image_size(p.image_size);
-        let (train, test) = features::of_dataset(network, &target, side, !args.how.no_cache, common)?;
+        let (train, test) = subjects.features(network, side, common)?;
         let folder = RunFolder::at(&network.out).draws();
         std::fs::create_dir_all(&folder).map_err(Error::io("cannot make", &folder))?;
         let mut own = vec![];
+        let progress = common.progress(format!("{}: few-shot", network.name), draws.len(), "fits");
         for &shots in &p.shots {
             let began = Instant::now();
             let mut values = vec![];
@@ -160,8 +166,8 @@ fn shots(args: &Args, common: &Common) -> Result<()> {
                 let path = folder.join(format!("{}-shots{shots}-seed{}-try{attempt}.txt", target.dataset.name, p.seed));
                 let hash = sampler::write_index(&path, rows)?;
                 files.push(json!({ "try": attempt, "file": path, "sha256": hash }));
+                progress.add(1);
             }
-            network.check_unchanged()?;
             let (mean, half) = stats::mean_interval(&values);
             let half_width = half.unwrap_or(f64::NAN);
             let (low, high) =
@@ -176,7 +182,7 @@ fn shots(args: &Args, common: &Common) -> Result<()> {
                 Cell::Score(high, 2),
                 Cell::Count(values.len() as i64),
             ]);
-            let record = Record::new(Args::NAME, network, common).on(&target, side).protocol(&protocol);
+            let record = Record::new(Args::NAME, network, common).on(target, side).protocol(&protocol);
             own.push(Record {
                 value: mean,
                 ci_low: half.map(|_| mean - half_width),
@@ -188,16 +194,16 @@ fn shots(args: &Args, common: &Common) -> Result<()> {
                 ..record.variant(format!("shots={shots}"))
             });
         }
-        record::keep(&own, common)?;
-        records.extend(own);
-    }
+        Ok(own)
+    })?;
     if common.json {
         common.print_json(&record::json(&records, common));
     } else {
         println!(
-            "few-shot -> {}, {} test images; mean over draws and its 95 % interval (Student's t)",
+            "few-shot -> {}, {} test images; logistic regression with C = {}; mean over draws and its 95 % interval (Student's t)",
             target.dataset.name,
-            target.dataset.test.len()
+            target.dataset.test.len(),
+            p.c
         );
         print!("{}", shown.plain());
     }

@@ -1,4 +1,5 @@
 //! `mcl-eval knn`: weighted nearest neighbours on frozen features (Wu et al. 2018): cosine similarity, votes exp(similarity / temperature).
+//! A class that none of the k neighbours has gets no vote, and is never an answer: at k = 1 top-5 is top-1.
 
 use std::time::Instant;
 
@@ -6,30 +7,23 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::Measurement;
-use crate::data;
 use crate::error::Result;
 use crate::eval::Common;
-use crate::eval::dataset::TargetDataset;
-use crate::eval::features::{self, Features};
-use crate::eval::network::{NetworkArgs, PeerChoice};
-use crate::eval::protocol::{HowArgs, Protocol, Shipped, require};
+use crate::eval::features::Features;
+use crate::eval::protocol::{Protocol, Shipped, all_different, require};
 use crate::eval::record::{self, Record};
 use crate::eval::score::Score;
+use crate::eval::target::TargetArgs;
 use crate::losses::unit::Norm;
 
 /// The flags of the command.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    networks: NetworkArgs,
-    /// The dataset whose training images are the neighbours and whose test images are classified
-    #[arg(long)]
-    dataset: String,
+    on: TargetArgs,
     /// Numbers of neighbours, e.g. 1,20,200 [default: the protocol's]
     #[arg(long, value_delimiter = ',')]
     k: Vec<i64>,
-    #[command(flatten)]
-    how: HowArgs,
 }
 
 /// The keys of the protocol.
@@ -44,8 +38,14 @@ struct Knn {
 /// Similarities held at once.
 const MAX_SIMILARITIES: i64 = 32_000_000;
 
-/// Class scores of every test row for each k: one tensor [N, C] a k.
+/// Class scores of every test row for each k: one tensor [N, C] a k; minus infinity for a class without a vote. Votes are relative to the
+/// nearest neighbour's, which changes no order and overflows at no temperature.
 pub fn scores(train: &Features, test: &Features, ks: &[i64], temperature: f64, classes: i64) -> Vec<Tensor> {
+    scores_watched(train, test, ks, temperature, classes, |_| ())
+}
+
+/// The same; `done` is told of so many more test rows.
+fn scores_watched(train: &Features, test: &Features, ks: &[i64], temperature: f64, classes: i64, done: impl Fn(usize)) -> Vec<Tensor> {
     let _guard = tch::no_grad_guard();
     let (base, queries) = (Norm::Guarded.apply(&train.x), Norm::Guarded.apply(&test.x));
     let labels = train.labels();
@@ -57,27 +57,30 @@ pub fn scores(train: &Features, test: &Features, ks: &[i64], temperature: f64, c
         let count = rows.min(queries.size()[0] - first);
         let similar = queries.narrow(0, first, count).matmul(&base.transpose(0, 1));
         let (similar, at) = similar.topk(most, 1, true, true);
-        let votes = (similar / temperature).exp();
+        let votes = ((&similar - similar.narrow(1, 0, 1)) / temperature).exp();
         let classes_of = labels.index_select(0, &at.reshape([-1])).view([count, most]);
         for (part, &k) in parts.iter_mut().zip(ks) {
             let k = k.min(most);
             let zero = Tensor::zeros([count, classes], (Kind::Float, votes.device()));
-            part.push(zero.scatter_add(1, &classes_of.narrow(1, 0, k), &votes.narrow(1, 0, k)));
+            let (classes_of, votes) = (classes_of.narrow(1, 0, k), votes.narrow(1, 0, k));
+            let voted = zero.scatter_add(1, &classes_of, &votes.ones_like()).gt(0.0);
+            part.push(zero.scatter_add(1, &classes_of, &votes).where_scalarother(&voted, f64::NEG_INFINITY));
         }
         first += count;
+        done(count as usize);
     }
     parts.iter().map(|part| Tensor::cat(part, 0)).collect()
 }
 
 impl Args {
     fn protocol(&self) -> Result<(Protocol, Knn)> {
-        let mut protocol = self.how.protocol(Self::PROTOCOLS, Self::DEFAULT_PROTOCOL)?;
+        let mut protocol = self.on.how.protocol(Self::PROTOCOLS, Self::DEFAULT_PROTOCOL)?;
         if !self.k.is_empty() {
             protocol.set("ks", self.k.clone());
         }
         let p: Knn = protocol.options()?;
-        require(!p.ks.is_empty() && p.ks.iter().all(|k| *k > 0), "ks", &p.ks, "numbers from 1")?;
-        require(p.temperature > 0.0, "temperature", p.temperature, "above 0")?;
+        require(!p.ks.is_empty() && p.ks.iter().all(|k| *k > 0) && all_different(&p.ks), "ks", &p.ks, "numbers from 1, each once")?;
+        require(p.temperature > 0.0 && p.temperature.is_finite(), "temperature", p.temperature, "above 0")?;
         Ok((protocol, p))
     }
 }
@@ -89,37 +92,33 @@ impl Measurement for Args {
         &[Shipped { name: "knn", text: include_str!("../../../protocols/eval/knn.toml"), repeats: &["ks"] }];
 
     fn check(&self) -> Result<()> {
-        self.networks.check()?;
-        data::find(&self.dataset)?;
+        self.on.check()?;
         self.protocol().map(drop)
     }
 
     fn run(&self, common: &Common) -> Result<()> {
         let (protocol, p) = self.protocol()?;
-        let networks = self.networks.open(common, PeerChoice::Best)?;
-        let target = TargetDataset::open(&self.dataset, common)?;
-        let classes = &target.dataset.classes;
-        let mut records = vec![];
-        for network in &networks {
+        let subjects = self.on.open(common)?;
+        let classes = &subjects.target.dataset.classes;
+        let records = subjects.each(common, |network| {
             let side = network.image_size(p.image_size);
-            let (train, test) = features::of_dataset(network, &target, side, !self.how.no_cache, common)?;
+            let (train, test) = subjects.features(network, side, common)?;
             let began = Instant::now();
             // More neighbours than there are images is the same as all of them: said once, not measured twice.
             let mut ks: Vec<i64> = p.ks.iter().map(|k| (*k).min(train.y.len() as i64)).collect();
             ks.dedup();
-            let all = scores(&train, &test, &ks, p.temperature, classes.len() as i64);
-            network.check_unchanged()?;
+            let progress = common.progress(format!("{}: neighbours", network.name), test.y.len(), "images");
+            let all = scores_watched(&train, &test, &ks, p.temperature, classes.len() as i64, |rows| progress.add(rows));
+            drop(progress);
             let seconds = began.elapsed().as_secs_f64();
-            let mut own = vec![];
-            for (k, scores) in ks.iter().zip(&all) {
-                let record = Record::new(Self::NAME, network, common).on(&target, side).trained_on(&target).protocol(&protocol);
-                let record = record.variant(format!("k={k}")).score(&Score::new(scores, &test.y), 1, classes);
-                own.push(Record { seconds, ..record });
-            }
-            record::keep(&own, common)?;
-            records.extend(own);
-        }
-        record::show(&records, &format!("nearest neighbours -> {}", target.counted()), "k", common);
+            let measured = |(k, scores): (&i64, &Tensor)| {
+                let record = subjects.record(Self::NAME, network, side, &protocol, common);
+                Record { seconds, ..record.variant(format!("k={k}")).score(&Score::new(scores, &test.y), 1, classes) }
+            };
+            Ok(ks.iter().zip(&all).map(measured).collect())
+        })?;
+        let title = format!("nearest neighbours at temperature {} -> {}", p.temperature, subjects.target.counted());
+        record::show(&records, &title, "k", common);
         Ok(())
     }
 }

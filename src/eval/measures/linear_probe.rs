@@ -1,29 +1,23 @@
 //! `mcl-eval linear-probe`: a linear classifier on frozen features of another dataset. How it is trained stands in `eval/probe/`.
 
 use super::Measurement;
-use crate::data;
 use crate::error::Result;
-use crate::eval::Common;
-use crate::eval::dataset::TargetDataset;
-use crate::eval::network::{NetworkArgs, PeerChoice, TrainedNetwork};
+use crate::eval::network::TrainedNetwork;
 use crate::eval::probe::{self, ProbeProtocol, Seeded};
-use crate::eval::protocol::{HowArgs, Shipped};
+use crate::eval::protocol::Shipped;
 use crate::eval::record::{self, Record};
+use crate::eval::target::{Subjects, TargetArgs};
+use crate::eval::{Common, stats};
 use crate::report::{Cell, Table, table};
 
 /// The flags of the command.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    networks: NetworkArgs,
-    /// The dataset the classifier is trained and tested on
-    #[arg(long)]
-    dataset: String,
+    on: TargetArgs,
     /// Seeds to repeat with, e.g. 1,2,3 [default: the protocol's]
     #[arg(long, value_delimiter = ',')]
     seeds: Vec<u64>,
-    #[command(flatten)]
-    how: HowArgs,
 }
 
 impl Measurement for Args {
@@ -32,73 +26,84 @@ impl Measurement for Args {
     const PROTOCOLS: &'static [Shipped] = probe::PROTOCOLS;
 
     fn check(&self) -> Result<()> {
-        self.networks.check()?;
-        data::find(&self.dataset)?;
+        self.on.check()?;
         self.protocol().map(drop)
     }
 
     fn run(&self, common: &Common) -> Result<()> {
         let protocol = self.protocol()?;
-        let networks = self.networks.open(common, PeerChoice::Best)?;
-        let target = TargetDataset::open(&self.dataset, common)?;
-        let mut records = vec![];
-        for network in &networks {
-            let own = self.measure(network, &target, &protocol, common)?;
-            // Kept at once: a later network that fails does not take these with it.
-            record::keep(&own, common)?;
-            records.extend(own);
-        }
+        let subjects = self.on.open(common)?;
+        let records = subjects.each(common, |network| measure(network, &subjects, &protocol, common))?;
         if common.json {
             common.print_json(&record::json(&records, common));
             return Ok(());
         }
-        println!("linear probe -> {}, split {}", target.counted(), &target.hash[..16]);
-        print!("{}", tabulate(&records)?.plain());
+        println!("linear probe -> {}, split {}", subjects.target.counted(), &subjects.target.hash[..16]);
+        print!("{}", tabulate(&records).plain());
+        over_seeds(&records)?.iter().for_each(|line| println!("{line}"));
         Ok(())
     }
 }
 
 impl Args {
     fn protocol(&self) -> Result<ProbeProtocol> {
-        ProbeProtocol::asked(&self.how, Self::DEFAULT_PROTOCOL, &self.seeds)
-    }
-
-    /// All seeds of one network, one record each.
-    fn measure(&self, network: &TrainedNetwork, target: &TargetDataset, protocol: &ProbeProtocol, common: &Common) -> Result<Vec<Record>> {
-        let mut records = vec![];
-        for Seeded { probe, seed, side, seconds } in probe::probes(network, target, protocol, !self.how.no_cache, common)? {
-            let record = Record::new(Self::NAME, network, common).on(target, side).trained_on(target).protocol(&protocol.protocol);
-            let record = Record { seed: Some(seed), seconds, warnings: probe.warnings, ..record };
-            let mut record = record.score(&probe.score, seed, &target.dataset.classes);
-            record.detail["chosen"] = probe.chosen;
-            common.say(format!(
-                "{}: seed {seed}: top-1 {:.2} ({}), top-5 {:.2}, {seconds:.1} s",
-                network.name,
-                record.value,
-                record.interval().shown(),
-                probe.score.top5()
-            ));
-            records.push(record);
-        }
-        Ok(records)
+        ProbeProtocol::asked(&self.on.how, Self::DEFAULT_PROTOCOL, &self.seeds)
     }
 }
 
-fn tabulate(records: &[Record]) -> Result<Table> {
-    let mut shown = Table::new("", &["network", "method", "top-1", "95 % interval", "top-5", "seeds", "mean ± std"]);
-    let measured: Vec<(Vec<String>, f64)> = records.iter().map(|r| (vec![r.subject.clone()], r.value)).collect();
-    for group in table::group(&measured)? {
-        let own: Vec<&Record> = records.iter().filter(|r| r.subject == group.keys[0]).collect();
-        let first = own[0];
+/// All seeds of one network, one record each.
+fn measure(network: &TrainedNetwork, subjects: &Subjects, protocol: &ProbeProtocol, common: &Common) -> Result<Vec<Record>> {
+    let target = &subjects.target;
+    let mut records = vec![];
+    for Seeded { probe, seed, side, seconds } in probe::probes(network, target, protocol, subjects.cached(), common)? {
+        let record = subjects.record(Args::NAME, network, side, &protocol.protocol, common);
+        let record = Record { seed: Some(seed), seconds, warnings: probe.warnings, ..record };
+        let mut record = record.score(&probe.score, seed, &target.dataset.classes);
+        record.detail["chosen"] = probe.chosen;
+        common.say(format!(
+            "{}: seed {seed}: {}top-1 {:.2} ({}), top-5 {:.2}, {seconds:.1} s",
+            network.name,
+            probe::chosen_in_words(&record.detail["chosen"]).map_or(String::new(), |chosen| format!("{chosen}, ")),
+            record.value,
+            record.interval().shown(),
+            probe.score.top5()
+        ));
+        records.push(record);
+    }
+    Ok(records)
+}
+
+/// One row a seed.
+fn tabulate(records: &[Record]) -> Table {
+    let mut shown = Table::new("", &["network", "method", "seed", "top-1", "95 % over images", "top-5", "trained with"]);
+    for r in records {
         shown.push(vec![
-            Cell::text(&first.subject),
-            Cell::text(&first.method),
-            Cell::Score(first.value, 2),
-            first.interval(),
-            Cell::score(first.top5),
-            Cell::Count(own.len() as i64),
-            Cell::text(group.cell().shown()),
+            Cell::text(&r.subject),
+            Cell::text(&r.method),
+            r.seed.map_or(Cell::Empty, |seed| Cell::text(seed.to_string())),
+            Cell::Score(r.value, 2),
+            r.interval(),
+            Cell::score(r.top5),
+            probe::chosen_in_words(&r.detail["chosen"]).map_or(Cell::Empty, Cell::text),
         ]);
     }
-    Ok(shown)
+    shown
+}
+
+/// For networks that were probed with several seeds: the mean, and how much of it is the probe's own chance.
+fn over_seeds(records: &[Record]) -> Result<Vec<String>> {
+    let all: Vec<&Record> = records.iter().collect();
+    let mut lines = vec![];
+    for own in table::together(&all, |r| vec![r.subject.clone()])? {
+        if let (mean, Some(half)) = stats::mean_interval(&own.iter().map(|r| r.value).collect::<Vec<_>>()) {
+            lines.push(format!(
+                "{}: mean of {} probe seeds {mean:.2}, 95 % interval over probe seeds {:.2} to {:.2} (Student's t); the network is one draw",
+                own[0].subject,
+                own.len(),
+                mean - half,
+                mean + half
+            ));
+        }
+    }
+    Ok(lines)
 }

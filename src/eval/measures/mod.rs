@@ -7,6 +7,7 @@ pub mod cohort;
 pub mod compare;
 pub mod few_shot;
 pub mod knn;
+pub mod lambda;
 pub mod linear_probe;
 pub mod tsne;
 
@@ -26,6 +27,7 @@ pub const MEASURES: &[Measure] = &[
     Measure::of::<few_shot::Args>(),
     Measure::of::<tsne::Args>(),
     Measure::of::<cohort::Args>(),
+    Measure::of::<lambda::Args>(),
     Measure::of::<compare::Args>(),
 ];
 
@@ -75,7 +77,12 @@ impl Measure {
             default_protocol: M::DEFAULT_PROTOCOL,
             arguments: M::augment_args,
             check: |matches| read::<M>(matches)?.check(),
-            run: |matches, common| read::<M>(matches)?.run(common),
+            // All that is wrong with the words is said before a network is opened.
+            run: |matches, common| {
+                let arguments = read::<M>(matches)?;
+                arguments.check()?;
+                arguments.run(common)
+            },
         }
     }
 
@@ -100,11 +107,29 @@ fn read<M: Measurement>(matches: &ArgMatches) -> Result<M> {
     M::from_arg_matches(matches).map_err(|e| Error::input(one_line(&e)))
 }
 
-/// What clap complains about, without the usage it appends.
+/// What clap complains about, in a line: without the usage it appends, its tip as we ask elsewhere.
 pub fn one_line(complaint: &clap::Error) -> String {
     let text = complaint.to_string();
-    let said: Vec<&str> = text.lines().map(str::trim).take_while(|l| !l.starts_with("Usage:")).filter(|l| !l.is_empty()).collect();
-    said.join(" ").trim_start_matches("error: ").to_string()
+    let ends = |line: &&str| !line.starts_with("Usage:") && !line.starts_with("For more information");
+    let (mut said, mut tip) = (String::new(), String::new());
+    for line in text.lines().map(str::trim).take_while(ends).filter(|line| !line.is_empty()) {
+        if let Some(given) = line.strip_prefix("tip: ") {
+            let names = given.split_once(": ").filter(|(what, _)| what.contains("similar")).map(|(_, names)| names.replace('\'', "`"));
+            tip = names.map_or(tip, |names| format!(" (did you mean {names}?)"));
+        } else if let Some(values) = line.strip_prefix("[possible values: ") {
+            said += &format!("; known: {}", values.trim_end_matches(']'));
+        } else {
+            said += if said.is_empty() {
+                ""
+            } else if said.ends_with(':') {
+                " "
+            } else {
+                ", "
+            };
+            said += line;
+        }
+    }
+    said.trim_start_matches("error: ").to_string() + &tip
 }
 
 /// The shipped protocol of this kind; none for a kind that no measurement follows.

@@ -8,9 +8,11 @@ use tch::{Kind, Tensor};
 use super::logreg::{self, Options};
 use super::{Probe, best, edge_warning, held_out};
 use crate::error::Result;
+use crate::eval::Common;
 use crate::eval::features::Features;
 use crate::eval::protocol::{Shipped, require};
 use crate::eval::score::Score;
+use crate::limits;
 
 pub(super) const SHIPPED: Shipped =
     Shipped { name: "lbfgs", text: include_str!("../../../protocols/eval/lbfgs.toml"), repeats: &["seeds"] };
@@ -48,6 +50,7 @@ impl Lbfgs {
         require(!self.cs.is_empty() && self.cs.iter().all(|c| *c > 0.0 && c.is_finite()), "cs", &self.cs, "numbers above 0")?;
         require(self.cs.is_sorted(), "cs", &self.cs, "in rising order")?;
         require(self.holdout > 0.0 && self.holdout < 1.0, "holdout", self.holdout, "between 0 and 1")?;
+        limits::count("protocol: max_iterations", self.max_iterations, 1, limits::MOST_ROUNDS)?;
         require(
             self.tolerance > 0.0 && self.max_iterations > 0,
             "tolerance, max_iterations",
@@ -61,21 +64,22 @@ impl Lbfgs {
     }
 
     /// Chooses C on a held-out part of `train`, fits it again on all of it and scores it on `test`.
-    pub fn probe(&self, train: &Features, test: &Features, classes: i64, seed: u64) -> Result<Probe> {
+    pub fn probe(&self, train: &Features, test: &Features, classes: i64, seed: u64, common: &Common) -> Result<Probe> {
         let (kept, held) = held_out(&train.y, self.holdout, seed)?;
         let (part, held) = (train.rows(&kept), train.rows(&held));
         match self.engine {
-            Engine::Own => self.own(train, &part, &held, test, classes),
-            Engine::Linfa => self.linfa(train, &part, &held, test, classes),
+            Engine::Own => self.own(train, &part, &held, test, classes, common),
+            Engine::Linfa => self.linfa(train, &part, &held, test, classes, common),
         }
     }
 
-    fn own(&self, train: &Features, part: &Features, held: &Features, test: &Features, classes: i64) -> Result<Probe> {
+    fn own(&self, train: &Features, part: &Features, held: &Features, test: &Features, classes: i64, common: &Common) -> Result<Probe> {
         let kind = match self.precision {
             Precision::F32 => Kind::Float,
             Precision::F64 => Kind::Double,
         };
         let (x, y, held_x) = (part.x.to_kind(kind), part.labels(), held.x.to_kind(kind));
+        let progress = common.progress("choosing C", self.cs.len() + 1, "fits");
         let mut accuracies = vec![];
         let mut loose = vec![];
         let mut last = None;
@@ -87,6 +91,7 @@ impl Lbfgs {
                 loose.push(c);
             }
             last = Some(fitted.classifier);
+            progress.add(1);
         }
         let chosen = best(&accuracies);
         let c = self.cs[chosen];
@@ -103,16 +108,18 @@ impl Lbfgs {
         Ok(Probe { score, warnings, chosen })
     }
 
-    fn linfa(&self, train: &Features, part: &Features, held: &Features, test: &Features, classes: i64) -> Result<Probe> {
+    fn linfa(&self, train: &Features, part: &Features, held: &Features, test: &Features, classes: i64, common: &Common) -> Result<Probe> {
         let array = |f: &Features| -> ndarray::Array2<f64> {
             let flat = Vec::<f64>::try_from(f.x.to_kind(Kind::Double).contiguous().view(-1)).expect("a vector of doubles");
             ndarray::Array2::from_shape_vec((f.y.len(), f.x.size()[1] as usize), flat).expect("rows times columns")
         };
         let right = |predicted: &[i64], y: &[i64]| 100.0 * predicted.iter().zip(y).filter(|(a, b)| a == b).count() as f64 / y.len() as f64;
         let (x, held_x) = (array(part), array(held));
+        let progress = common.progress("choosing C with linfa", self.cs.len() + 1, "fits");
         let mut accuracies = vec![];
         for &c in &self.cs {
             accuracies.push(right(&logreg::linfa(&x, &part.y, &held_x, self.fit(c))?, &held.y));
+            progress.add(1);
         }
         let chosen = best(&accuracies);
         let predicted = logreg::linfa(&array(train), &train.y, &array(test), self.fit(self.cs[chosen]))?;

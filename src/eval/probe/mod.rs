@@ -13,12 +13,14 @@ use serde::Deserialize;
 
 use super::Common;
 use super::dataset::TargetDataset;
+use super::feature_file::Part;
 use super::features::{self, Prepared};
 use super::network::TrainedNetwork;
-use super::protocol::{HowArgs, Protocol, Shipped, require};
+use super::protocol::{HowArgs, Protocol, Shipped, all_different, require};
 use super::score::Score;
 use crate::data::sampler;
 use crate::error::{Error, Result};
+use crate::limits;
 use lbfgs::Lbfgs;
 use paper::Paper;
 use sweep::Sweep;
@@ -45,7 +47,7 @@ impl ProbeKind {
             ProbeKind::Sweep(p) => p.check()?,
             ProbeKind::Lbfgs(p) => p.check()?,
         }
-        require(!self.seeds().is_empty(), "seeds", self.seeds(), "at least one")
+        require(!self.seeds().is_empty() && all_different(self.seeds()), "seeds", self.seeds(), "at least one, each once")
     }
 
     fn image_size(&self) -> i64 {
@@ -119,15 +121,15 @@ pub(crate) fn probes(
     common: &Common,
 ) -> Result<Vec<Seeded>> {
     let kind = &protocol.kind;
-    common.say(format!("{}: {} on {} ({} protocol)", network.name, network.arch.name, target.dataset.name, protocol.protocol.kind()));
+    common.say(format!("{}: {} on {} ({} protocol)", network.name, network.architecture(), target.dataset.name, protocol.protocol.kind()));
     let side = network.image_size(kind.image_size());
     let prepared = Prepared::new(&target.dataset, network, side)?;
-    let features = |split| features::features(network, split, &prepared.transform, cached, common);
-    let test = features(&prepared.dataset.test)?;
+    let features = |part| features::features(network, &prepared, part, cached, common);
+    let test = features(Part::Test)?;
     // The paper's probe sees every image augmented anew: it has no features to keep.
     let train = match kind {
         ProbeKind::Paper(_) => None,
-        ProbeKind::Sweep(_) | ProbeKind::Lbfgs(_) => Some(features(&prepared.dataset.train)?),
+        ProbeKind::Sweep(_) | ProbeKind::Lbfgs(_) => Some(features(Part::Train)?),
     };
     let train = || train.as_ref().expect("extracted for this kind");
     let classes = target.dataset.classes.len() as i64;
@@ -137,12 +139,21 @@ pub(crate) fn probes(
         let probe = match kind {
             ProbeKind::Paper(p) => p.probe(network, &prepared, &test, seed, common)?,
             ProbeKind::Sweep(p) => p.probe(train(), &test, classes, seed, common)?,
-            ProbeKind::Lbfgs(p) => p.probe(train(), &test, classes, seed)?,
+            ProbeKind::Lbfgs(p) => p.probe(train(), &test, classes, seed, common)?,
         };
         network.check_unchanged()?;
         probes.push(Seeded { probe, seed, side, seconds: began.elapsed().as_secs_f64() });
     }
     Ok(probes)
+}
+
+/// What a probe was trained with, from `Probe::chosen` or the `detail.chosen` of its row: `C = 0.1`, `learning rate 0.3`, and where a
+/// fixed schedule divides it.
+pub(crate) fn chosen_in_words(chosen: &serde_json::Value) -> Option<String> {
+    let of = |key: &str, words: &str| chosen[key].as_f64().map(|value| format!("{words} {value}"));
+    let falls: Vec<String> = chosen["falls"].as_array().into_iter().flatten().map(|epoch| epoch.to_string()).collect();
+    let schedule = if falls.is_empty() { String::new() } else { format!(" (/10 at {} of {} epochs)", falls.join(", "), chosen["epochs"]) };
+    of("c", "C =").or_else(|| of("lr", "learning rate").map(|rate| rate + &schedule))
 }
 
 /// (training part, held-out part) of a training split, by class.
@@ -167,8 +178,14 @@ fn edge_warning(what: &str, chosen: usize, values: &[f64]) -> Option<String> {
     edge.then(|| format!("the best {what} is {}, at the edge of the sweep: widen it", values[chosen]))
 }
 
+/// Images of a batch, and passes over them.
+fn check_counts(batch: usize, epochs: usize) -> Result<()> {
+    limits::count("protocol: batch", batch, 1, limits::MOST_BATCH)?;
+    limits::count("protocol: epochs", epochs, 1, limits::MOST_ROUNDS)
+}
+
 /// Momentum and weight decay as SGD takes them.
 fn check_sgd(momentum: f64, weight_decay: f64) -> Result<()> {
-    let ok = (0.0..1.0).contains(&momentum) && weight_decay >= 0.0;
+    let ok = (0.0..1.0).contains(&momentum) && weight_decay >= 0.0 && weight_decay.is_finite();
     require(ok, "momentum, weight_decay", (momentum, weight_decay), "0 to 1, 0 or more")
 }

@@ -5,7 +5,7 @@ use serde_json::json;
 use tch::Device;
 
 use super::heads::Heads;
-use super::{Probe, check_sgd};
+use super::{Probe, check_counts, check_sgd};
 use crate::data::{Loader, Sampling, Transform, sampler};
 use crate::error::Result;
 use crate::eval::Common;
@@ -26,7 +26,8 @@ pub struct Paper {
     batch: usize,
     epochs: usize,
     lr: f64,
-    milestones: Vec<usize>,
+    /// From which epochs on the rate is a tenth: numbers below 1 are parts of all epochs.
+    milestones: Vec<f64>,
     momentum: f64,
     weight_decay: f64,
     pub(super) seeds: Vec<u64>,
@@ -37,9 +38,17 @@ const PASS: usize = 256;
 
 impl Paper {
     pub(super) fn check(&self) -> Result<()> {
-        require(self.batch > 0 && self.epochs > 0, "batch, epochs", (self.batch, self.epochs), "1 or more")?;
+        check_counts(self.batch, self.epochs)?;
         require(self.lr > 0.0 && self.lr.is_finite(), "lr", self.lr, "above 0")?;
+        let fits = |at: &f64| *at > 0.0 && (*at < 1.0 || at.fract() == 0.0);
+        require(self.milestones.iter().all(fits), "milestones", &self.milestones, "parts of all epochs between 0 and 1, or whole epochs")?;
         check_sgd(self.momentum, self.weight_decay)
+    }
+
+    /// The epochs from which on the rate is a tenth of what it was. Parts follow `epochs`.
+    fn falls(&self) -> Vec<usize> {
+        let epoch = |at: &f64| if *at < 1.0 { (at * self.epochs as f64).round() as usize } else { *at as usize };
+        self.milestones.iter().map(epoch).collect()
     }
 
     /// Trains a classifier on the training split and scores it on `test`.
@@ -61,11 +70,13 @@ impl Paper {
             (true, false) => Transform::random_resized(side, mean, std),
         };
         let classes = prepared.dataset.classes.len() as i64;
-        let mut heads = Heads::new(&[self.lr], classes, network.arch.dim, self.momentum, self.weight_decay, seed, Device::Cpu);
-        let mut extractor = network.extractor(common);
+        let mut heads = Heads::new(&[self.lr], classes, test.x.size()[1], self.momentum, self.weight_decay, seed, Device::Cpu);
+        let mut extractor = network.extractor(common)?;
         let group = (PASS / self.batch).max(1) * self.batch;
+        let falls = self.falls();
+        let progress = common.progress(format!("{}: probe", network.name), self.epochs * split.len(), "images");
         for epoch in 0..self.epochs {
-            let factor = 0.1f64.powi(self.milestones.iter().filter(|m| epoch >= **m).count() as i32);
+            let factor = 0.1f64.powi(falls.iter().filter(|m| epoch >= **m).count() as i32);
             let order: Vec<u32> = sampler::epoch(&split.labels, Sampling::Shuffled, self.batch, seed, epoch as u64)?.concat();
             let passes = order.chunks(group).map(<[u32]>::to_vec).collect();
             for batch in Loader::new(split, passes, transform.clone(), 1, seed, epoch as u64, 0) {
@@ -78,14 +89,14 @@ impl Paper {
                     heads.step(&x.narrow(0, first, rows), &batch.labels.narrow(0, first, rows), factor);
                     first += rows;
                 }
+                progress.add(count as usize);
             }
-            common.progress(epoch + 1, self.epochs, "epoch");
         }
         let scores = heads.scores(&test.x).remove(0);
         let mut warnings = vec![];
         if heads.diverged() {
             warnings.push(format!("diverged: the classifier is not finite at lr {}", self.lr));
         }
-        Ok(Probe { score: Score::new(&scores, &test.y), warnings, chosen: json!({ "lr": self.lr }) })
+        Ok(Probe { score: Score::new(&scores, &test.y), warnings, chosen: json!({ "lr": self.lr, "epochs": self.epochs, "falls": falls }) })
     }
 }

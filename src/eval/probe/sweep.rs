@@ -5,13 +5,14 @@ use serde_json::json;
 use tch::Tensor;
 
 use super::heads::Heads;
-use super::{Probe, best, check_sgd, edge_warning, held_out};
+use super::{Probe, best, check_counts, check_sgd, edge_warning, held_out};
 use crate::data::{Sampling, sampler};
 use crate::error::Result;
 use crate::eval::Common;
 use crate::eval::features::Features;
 use crate::eval::protocol::{Shipped, require};
 use crate::eval::score::Score;
+use crate::limits;
 use crate::system::device;
 
 pub(super) const SHIPPED: Shipped =
@@ -41,8 +42,9 @@ enum Falling {
 
 impl Sweep {
     pub(super) fn check(&self) -> Result<()> {
-        require(self.batch > 0 && self.epochs > 0, "batch, epochs", (self.batch, self.epochs), "1 or more")?;
+        check_counts(self.batch, self.epochs)?;
         require(!self.lrs.is_empty() && self.lrs.iter().all(|l| *l > 0.0 && l.is_finite()), "lrs", &self.lrs, "numbers above 0")?;
+        limits::count("protocol: lrs, how many", self.lrs.len(), 1, 1000)?;
         require(self.lrs.is_sorted(), "lrs", &self.lrs, "in rising order")?;
         require(self.holdout > 0.0 && self.holdout < 1.0, "holdout", self.holdout, "between 0 and 1")?;
         check_sgd(self.momentum, self.weight_decay)
@@ -67,6 +69,8 @@ impl Sweep {
         let mut heads = Heads::new(lrs, classes, x.size()[1], self.momentum, self.weight_decay, seed, common.device);
         let _alone = device::alone();
         let per_epoch = train.y.len().div_ceil(self.batch);
+        let what = if lrs.len() > 1 { "choosing the learning rate" } else { "training with it" };
+        let progress = common.progress(what, self.epochs * per_epoch, "steps");
         for epoch in 0..self.epochs {
             for (i, rows) in sampler::epoch(&train.y, Sampling::Shuffled, self.batch, seed, epoch as u64)?.iter().enumerate() {
                 let rows: Vec<i64> = rows.iter().map(|&r| i64::from(r)).collect();
@@ -77,6 +81,7 @@ impl Sweep {
                     Falling::Constant => 1.0,
                 };
                 heads.step(&x.index_select(0, &rows), &y.index_select(0, &rows), factor);
+                progress.add(1);
             }
         }
         Ok(heads)

@@ -1,11 +1,11 @@
 //! The figures of the report.
 
-use super::{Pair, Results, paper_table};
+use super::{Pair, Results};
 use crate::error::{Error, Result};
 use crate::eval::figures::{by_epoch, gate_figure, lambda_figures};
 use crate::experiment::plan::Group;
 use crate::experiment::rows::Question;
-use crate::report::colours::Palette;
+use crate::report::map::Map;
 use crate::report::plot::{Heat, Lines, Series, Whisker, Whiskers};
 use crate::report::{Figure, Section};
 use crate::run::Run;
@@ -20,29 +20,33 @@ struct Curves {
 }
 
 impl Results<'_> {
-    /// Gains over the first setting.
-    pub(super) fn gains(&self, pairs: &[Pair], group: &Group, questions: &[Question], place: &str) -> Figure {
-        let first = &group.settings[0].name;
-        let series: Vec<String> = group.settings[1..].iter().map(|s| s.name.clone()).collect();
-        let rows: Vec<(String, Vec<Option<Whisker>>)> = questions
-            .iter()
-            .map(|m| {
-                let whisker = |b: &String| {
-                    let pair = pairs.iter().find(|p| p.question == *m && p.a == *first && p.b == *b)?;
-                    Some(Whisker { value: pair.difference, thick: pair.over_images, thin: pair.over_seeds })
-                };
-                (m.shown(), series.iter().map(whisker).collect())
-            })
-            .collect();
-        let title = format!("Gain over {first}");
-        // The colours of the curves, which show the first setting too.
-        let palette = Palette::of(group.shown());
-        let svg = Whiskers { title: &title, x: "points of top-1 accuracy", series: &series, palette: &palette, rows: &rows }.draw();
-        Figure::new(
-            format!("gains{place}"),
-            "Paired by seed. Thick: 95 % interval over test images; thin: 95 % interval over seeds (Student's t).",
-            svg,
-        )
+    /// Settings of a group beside one that they are compared with.
+    pub(super) fn gains(&self, pairs: &[Pair], group: &Group, against: &str, questions: &[&Question], name: String) -> Figure {
+        let of = |m: &Question, b: &str| pairs.iter().find(|p| p.question == *m && p.a == against && p.b == b);
+        let compared = |s: &&String| questions.iter().any(|m| of(m, s).is_some());
+        let series: Vec<String> =
+            group.settings.iter().map(|s| s.name.clone()).collect::<Vec<_>>().iter().filter(compared).cloned().collect();
+        let whisker = |m: &Question, b: &String| {
+            of(m, b).map(|pair| Whisker { value: pair.difference, thick: pair.over_images, thin: pair.over_seeds })
+        };
+        let rows: Vec<(String, Vec<Option<Whisker>>)> =
+            questions.iter().map(|m| (m.shown(), series.iter().map(|b| whisker(m, b)).collect())).collect();
+        let title = format!("Difference to {against}");
+        let drawn = Whiskers {
+            title: &title,
+            x: "points of top-1 accuracy",
+            series: &series,
+            palette: &self.palette,
+            rows: &rows,
+            thick: "95 % over test images",
+            thin: "95 % over seeds (Student's t)",
+        };
+        let seeds: Vec<String> = group.seeds.iter().map(u64::to_string).collect();
+        let caption = match &seeds[..] {
+            [one] => format!("Seed {one} alone: the bars say nothing about other seeds."),
+            many => format!("Paired by seed (n = {}).", many.len()),
+        };
+        drawn.figure(name, caption)
     }
 
     /// The weights that the meta-network gave to pairs of layers, and the gates to layers.
@@ -66,7 +70,11 @@ impl Results<'_> {
             more: "",
         };
         let information = Curves {
-            columns: |run| run.columns().into_iter().filter(|c| c.starts_with("mutual_information.")).map(String::from).collect(),
+            // Of the last stages; the others have two numbers more in their names.
+            columns: |run| {
+                let last = |c: &&str| c.starts_with("mutual_information.") && c.matches('.').count() == 2;
+                run.columns().into_iter().filter(last).map(String::from).collect()
+            },
             title: "What embeddings of different networks know of each other",
             y: "log K - L_ICL",
             more: " Lower bound on the mutual information (Eq. 6), mean over the epoch. Just below 0, the embeddings of all images are one point.",
@@ -91,17 +99,18 @@ impl Results<'_> {
             let at = |e: usize| lines.iter().map(move |c| c[e]);
             let mean: Vec<f64> = (0..epochs).map(|e| at(e).sum::<f64>() / lines.len() as f64).collect();
             let band = (0..epochs).map(|e| (at(e).fold(f64::INFINITY, f64::min), at(e).fold(f64::NEG_INFINITY, f64::max))).collect();
+            let band = if lines.len() > 1 { band } else { vec![] };
             series.push(Series { band, ..by_epoch(name.to_string(), &mean) });
         }
         if series.is_empty() {
             return Ok(None);
         }
-        let svg = Lines { title: curves.title, x: "epoch", y: curves.y, series: &series, dots: false }.draw();
-        let over = match group.seeds.len() {
-            1 => "Mean over the networks of a run.",
-            _ => "Mean over networks and seeds; the band is from the lowest to the highest seed.",
+        let (over, band) = match group.seeds.len() {
+            1 => ("Mean over the networks of a run.".to_string(), ""),
+            n => (format!("Mean over networks and {n} seeds."), "from the lowest to the highest seed"),
         };
-        Ok(Some(Figure::new(name, format!("{over}{}", curves.more), svg)))
+        let lines = Lines { title: curves.title, x: "epoch", y: curves.y, series: &series, palette: &self.palette, band };
+        Ok(Some(lines.figure(name, format!("{over}{}", curves.more))))
     }
 
     /// What was drawn over several runs.
@@ -111,33 +120,14 @@ impl Results<'_> {
             for (file, caption) in self.kept.facts(&item.name)?.figures {
                 let path = self.kept.item_folder(&item.name).join(&file);
                 let svg = std::fs::read_to_string(&path).map_err(Error::open(&path))?;
-                section.figures(vec![Figure::new(item.name.clone(), caption, svg)]);
+                let points = path.with_extension("json");
+                let map = std::fs::read_to_string(&points).ok().and_then(|text| Map::read(&text));
+                let numbers = map.as_ref().map(Map::table);
+                section.figures(vec![Figure { map, numbers, ..Figure::foreign(item.name.clone(), caption, svg) }]);
             }
         }
         Ok(section)
     }
-}
-
-/// The settings of a group of one seed beside the first one they are compared with, in what the paper questions too.
-pub(super) fn differences(pairs: &[Pair], group: &Group, questions: &[Question], place: &str) -> Figure {
-    let against = &group.against[0];
-    let printed: Vec<&Question> = questions.iter().filter(|m| paper_table(m).is_some()).collect();
-    let series: Vec<String> = printed.iter().map(|m| m.shown()).collect();
-    let mut rows = vec![];
-    for setting in &group.settings {
-        let whisker = |m: &&Question| {
-            let pair = pairs.iter().find(|p| p.question == **m && p.a == *against && p.b == setting.name)?;
-            Some(Whisker { value: pair.difference, thick: pair.over_images, thin: None })
-        };
-        let row: Vec<Option<Whisker>> = printed.iter().map(whisker).collect();
-        if row.iter().any(Option::is_some) {
-            rows.push((setting.name.clone(), row));
-        }
-    }
-    let title = format!("Difference to {against}");
-    let svg =
-        Whiskers { title: &title, x: "points of top-1 accuracy", series: &series, palette: &Palette::of(&series), rows: &rows }.draw();
-    Figure::new(format!("differences{place}"), "One seed. Bars: 95 % interval over test images.", svg)
 }
 
 /// How alike the networks of a cohort are, by setting: same answers and CKA of features, in percent.
@@ -151,6 +141,8 @@ pub(super) fn cohort_figure(settings: &[String], values: &[Vec<f64>]) -> Figure 
         values,
         limits: Some((0.0, 100.0)),
         decimals: 1,
+        unit: "%",
+        root: false,
     };
-    Figure::new("cohorts", "Two networks of one run on the test images, mean over pairs and seeds.", heat.draw())
+    heat.figure("cohorts", "Two networks of one run on the test images, mean over pairs and seeds.")
 }

@@ -1,17 +1,22 @@
 //! The report of an experiment, made of what is kept and of nothing else: the same rows give the same bytes.
 
 mod figures;
+mod found;
+mod hypotheses;
 mod tables;
 
 use std::path::Path;
 
 use serde_json::Value;
 
+pub use hypotheses::{Judged, Verdict};
+
 use super::plan::{Group, Item, Plan};
 use super::rows::{Question, Row, Rows};
 use crate::error::{Error, Result};
 use crate::eval::score::RESAMPLES;
 use crate::eval::stats;
+use crate::report::colours::Palette;
 use crate::report::{Cell, Report, Section};
 use crate::rng;
 use crate::run::{Row as Epoch, Run, RunFolder};
@@ -22,6 +27,8 @@ pub struct Results<'a> {
     items: &'a [Item],
     kept: &'a Rows,
     rows: Vec<&'a Row>,
+    /// One colour a setting, in all figures.
+    palette: Palette,
 }
 
 /// Two settings on one question, on the seeds both have.
@@ -45,11 +52,14 @@ pub(crate) fn write(plan: &Plan, items: &[Item], kept: &Rows, out: &Path) -> Res
     let missing: Vec<String> = items.iter().filter(|i| !kept.has(i)).map(|i| i.name.clone()).collect();
     let mut report = Report {
         title: plan.title.clone(),
-        about: "Made by `make evidence` from the rows and the folder units/ beside it. Accuracies in percent.".into(),
+        about: "Made by `make evidence` from the rows and the folder units/ beside it. Accuracies are in percent, differences in points."
+            .into(),
+        found: results.found()?,
         sections: vec![],
     };
     report.push(results.scale(&missing)?);
     if !results.rows.is_empty() {
+        report.push(results.hypotheses()?);
         report.push(results.compared(&plan.groups[0], "")?);
         report.push(notes(out)?);
         report.push(results.beside_the_paper()?);
@@ -84,7 +94,8 @@ impl<'a> Results<'a> {
     /// Rows of items that the plan no longer asks for are left out.
     pub fn new(plan: &'a Plan, items: &'a [Item], kept: &'a Rows) -> Results<'a> {
         let wanted = |r: &&Row| items.iter().any(|i| i.name == r.item && i.hash == r.hash);
-        Results { plan, items, kept, rows: kept.all.iter().filter(wanted).collect() }
+        let palette = Palette::of(plan.settings().map(|(_, s)| s.name.as_str()));
+        Results { plan, items, kept, rows: kept.all.iter().filter(wanted).collect(), palette }
     }
 
     /// The finished runs of a setting, with their seeds.

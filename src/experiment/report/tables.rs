@@ -1,6 +1,6 @@
 //! The tables of the report, with the sentences around them.
 
-use super::figures::{cohort_figure, differences};
+use super::figures::cohort_figure;
 use super::{Pair, Results, paper_table};
 use crate::error::Result;
 use crate::eval::stats;
@@ -19,13 +19,15 @@ impl Results<'_> {
         let names: Vec<&str> = group.settings.iter().map(|s| s.name.as_str()).collect();
         let (first, last) = (names[0], *names.last().expect("a group has settings"));
         let gain = format!("{last} - {first}");
-        let mut table = Table::new("", &[&["top-1 (%)", "test images"], &names[..], &[&gain]].concat());
+        // The difference stands where a phone shows it too.
+        let mut table = Table::new("", &[&["top-1 (%)", &gain], &names[..], &["test images"]].concat());
         for question in self.questions() {
             let images = self.rows.iter().find(|r| r.question() == question && r.record.peer.is_some()).map_or(0, |r| r.record.n_test);
-            let mut row = vec![Cell::text(question.shown()), Cell::Count(images as i64)];
-            row.extend(names.iter().map(|name| self.cell(name, &question)));
             let pair = if first == last { None } else { self.pair(&question, first, last)? };
-            row.push(pair.map_or(Cell::Empty, |p| Cell::text(shown(p.difference, p.over_seeds))));
+            let gain = pair.map_or(Cell::Empty, |p| Cell::difference(p.difference, p.over_seeds));
+            let mut row = vec![Cell::text(question.shown()), gain];
+            row.extend(names.iter().map(|name| self.cell(name, &question)));
+            row.push(Cell::Count(images as i64));
             table.push(row);
         }
         Ok(table)
@@ -40,9 +42,10 @@ impl Results<'_> {
             return Ok(section);
         }
         section.table(self.across(group)?);
-        section.text("Mean ± standard deviation over seeds; the value of a seed is the mean over the cohort's networks. The last column is the paired difference with its 95 % interval (Student's t over seeds).");
-        section.figures(vec![self.gains(&pairs, group, &questions, place)]);
-        section.figures(self.curves(group, place)?);
+        section.text("Mean ± standard deviation over seeds; the value of a seed is the mean over the cohort's networks. The first number is the paired difference in points with its 95 % interval (Student's t over seeds).");
+        let all: Vec<&Question> = questions.iter().collect();
+        let gains = self.gains(&pairs, group, &group.settings[0].name, &all, format!("gains{place}"));
+        section.figures([vec![gains], self.curves(group, place)?].concat());
         section.table(pair_table("Paired differences", &pairs));
         section.text("Two intervals for two questions. Over seeds: another draw of training images, weights and order; with three seeds Student's t has two degrees of freedom and the interval is wide. Over images: other test images with these very networks (bootstrap of the per-image difference, averaged over seeds and networks). An effect is shown for this setting when both leave out zero; the many comparisons of this table are not corrected for.");
         self.unfinished(group, &mut section);
@@ -53,7 +56,8 @@ impl Results<'_> {
     pub(super) fn ablations(&self, group: &Group, place: &str) -> Result<Section> {
         let mut section = Section::new(&group.title);
         let questions = self.questions();
-        let titles: Vec<String> = questions.iter().map(Question::shown).collect();
+        let titles: Vec<String> = questions.iter().map(|q| format!("{} (%)", q.shown())).collect();
+        let in_points: Vec<String> = questions.iter().map(|q| format!("{} (points)", q.shown())).collect();
         let columns: Vec<&str> = std::iter::once("setting").chain(titles.iter().map(String::as_str)).collect();
         let mut table = Table::new("", &columns);
         for name in group.shown() {
@@ -71,13 +75,17 @@ impl Results<'_> {
             return Ok(section);
         }
         section.table(table);
-        section.figures(vec![differences(&pairs, group, &questions, place)]);
-        section.figures(self.curves(group, place)?);
+        // Of what the paper asks too: nine rows of ten settings would be read by nobody.
+        let printed: Vec<&Question> = questions.iter().filter(|m| paper_table(m).is_some()).collect();
+        let asked = if printed.is_empty() { questions.iter().collect() } else { printed };
+        let gains = self.gains(&pairs, group, &group.against[0], &asked, format!("differences{place}"));
+        section.figures([vec![gains], self.curves(group, place)?].concat());
         for against in &group.against {
+            let columns: Vec<&str> = std::iter::once("setting").chain(in_points.iter().map(String::as_str)).collect();
             let mut table = Table::new(format!("Difference to {against}, with its 95 % interval over test images"), &columns);
             for setting in &group.settings {
                 let of = |m: &Question| pairs.iter().find(|p| p.question == *m && p.a == *against && p.b == setting.name);
-                let cell = |m: &Question| of(m).map_or(Cell::Empty, |p| Cell::text(shown(p.difference, p.over_images)));
+                let cell = |m: &Question| of(m).map_or(Cell::Empty, |p| Cell::difference(p.difference, p.over_images));
                 let row: Vec<Cell> = questions.iter().map(cell).collect();
                 if row.iter().any(|c| *c != Cell::Empty) {
                     table.push(std::iter::once(Cell::text(&setting.name)).chain(row).collect());
@@ -108,7 +116,7 @@ impl Results<'_> {
         let first = &group.settings[0].name;
         let mut table = Table::new(
             "Gain over baseline, in points",
-            &["measured", "method", "paper: mean", "paper: least", "paper: most", "paper's networks", "here"],
+            &["measured", "method", "here", "paper: mean", "paper: least", "paper: most", "paper's networks"],
         );
         for question in self.questions() {
             let Some(name) = paper_table(&question) else { continue };
@@ -126,11 +134,11 @@ impl Results<'_> {
                 table.push(vec![
                     Cell::text(question.shown()),
                     Cell::text(&setting.name),
-                    Cell::Score(stats::mean_std(&gains).0, 2),
-                    Cell::Score(least, 2),
-                    Cell::Score(most, 2),
+                    Cell::difference(here.difference, here.over_seeds),
+                    Cell::difference(stats::mean_std(&gains).0, None),
+                    Cell::difference(least, None),
+                    Cell::difference(most, None),
                     Cell::Count(gains.len() as i64),
-                    Cell::text(shown(here.difference, here.over_seeds)),
                 ]);
             }
         }
@@ -144,8 +152,10 @@ impl Results<'_> {
     /// What the networks of a cohort have become to each other.
     pub(super) fn cohorts(&self) -> Result<Section> {
         let mut section = Section::new("Cohorts");
-        let mut table =
-            Table::new("", &["setting", "same answer (%)", "linear CKA of features", "ensemble top-1", "ensemble over best network"]);
+        let mut table = Table::new(
+            "",
+            &["setting", "same answer (%)", "linear CKA (0 to 1)", "ensemble top-1 (%)", "ensemble over best network (points)"],
+        );
         let (mut names, mut values) = (vec![], vec![]);
         for (_, setting) in self.plan.settings() {
             let runs: Vec<&str> = self.runs(&setting.name).iter().map(|(_, i)| i.name.as_str()).collect();
@@ -165,9 +175,9 @@ impl Results<'_> {
             let spread =
                 |found: Option<((f64, Option<f64>), usize)>| found.map_or(Cell::Empty, |((mean, std), n)| Cell::Spread { mean, std, n });
             let (Some(agree), Some(similar)) = (agreement, cka) else { continue };
-            let text =
-                similar.0.1.map_or(format!("{:.3}", similar.0.0), |std| format!("{:.3} ± {std:.3} (n = {})", similar.0.0, similar.1));
-            table.push(vec![Cell::text(&setting.name), spread(agreement), Cell::text(text), spread(together), spread(gain)]);
+            let note = similar.0.1.map_or(String::new(), |std| format!("± {std:.3} (n = {})", similar.1));
+            let alike = Cell::Noted { value: similar.0.0, shown: format!("{:.3}", similar.0.0), note };
+            table.push(vec![Cell::text(&setting.name), spread(agreement), alike, spread(together), spread(gain)]);
             names.push(setting.name.clone());
             values.push(vec![agree.0.0, 100.0 * similar.0.0]);
         }
@@ -276,21 +286,16 @@ impl Results<'_> {
     }
 }
 
-fn shown(difference: f64, interval: Option<(f64, f64)>) -> String {
-    // Nothing lost and nothing gained is +0.00.
-    let signed = |value: f64| format!("{value:+.2}").replace("-0.00", "+0.00");
-    interval.map_or(signed(difference), |(low, high)| format!("{} [{}, {}]", signed(difference), signed(low), signed(high)))
-}
-
 fn pair_table(name: &str, pairs: &[Pair]) -> Table {
-    let mut table = Table::new(name, &["measured", "compared", "difference", "95 % over seeds", "95 % over images", "seeds", "by seed"]);
+    let mut table =
+        Table::new(name, &["measured", "difference (points)", "compared", "95 % over seeds", "95 % over images", "seeds", "by seed"]);
     let interval = |i: Option<(f64, f64)>| i.map_or(Cell::Empty, |(low, high)| Cell::text(format!("{low:+.2} to {high:+.2}")));
     for p in pairs {
         let by_seed: Vec<String> = p.seeds.iter().map(|d| format!("{d:+.2}")).collect();
         table.push(vec![
             Cell::text(p.question.shown()),
+            Cell::difference(p.difference, None),
             Cell::text(format!("{} - {}", p.b, p.a)),
-            Cell::Score(p.difference, 2),
             interval(p.over_seeds),
             interval(p.over_images),
             Cell::Count(p.seeds.len() as i64),

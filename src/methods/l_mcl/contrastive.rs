@@ -1,8 +1,11 @@
 //! The contrastive part of the objective, L_MCL (Eq. 13): embeddings of all networks and stages, lambda for their pairs, the four terms.
 
+use std::cell::OnceCell;
+
 use tch::Tensor;
 
 use super::super::parts::mode::Mode;
+use super::super::parts::projector::Projector;
 use super::LMcl;
 use crate::data::Batch;
 use crate::error::Result;
@@ -17,11 +20,22 @@ pub(super) enum SoftTargets {
 
 /// What the contrastive terms read of a batch: of this rank, or of all ranks where they gather contrast samples.
 pub(super) struct ContrastBatch {
-    /// v of all networks and stages, N x [B, d].
+    /// v of all networks and stages, [N, B, d].
+    pub stacked: Tensor,
+    /// The same one by one, N x [B, d].
     pub embeds: Vec<Tensor>,
     /// The features the meta-network reads in reference mode, N x [B, width]; empty where nobody reads them.
     pub feats: Vec<Tensor>,
     pub labels: Tensor,
+    /// See `contrast`.
+    contrast: OnceCell<Contrast>,
+}
+
+impl ContrastBatch {
+    /// Which of the batch are whose contrast samples, made once.
+    pub fn contrast(&self, tau: f64) -> &Contrast {
+        self.contrast.get_or_init(|| Contrast::in_batch(&self.labels, tau, self.embeds[0].kind()))
+    }
 }
 
 /// L_MCL evaluated: its terms, lambda [P, B], and the soft targets it held constant.
@@ -46,25 +60,38 @@ impl LMcl {
         self.places.iter().zip(&self.heads).map(|(&(m, l), head)| head.forward(&outs[m].feats[l])).collect()
     }
 
+    /// The same as one tensor [N, B, d], and one by one. On a device all heads work at once.
+    fn embed_stacked(&self, outs: &[Outputs]) -> (Tensor, Vec<Tensor>) {
+        let feats: Vec<Tensor> = self.places.iter().map(|&(m, l)| outs[m].feats[l].shallow_clone()).collect();
+        if feats.iter().all(|feat| feat.device().is_cuda()) {
+            let stacked = Projector::each(&self.heads, &feats);
+            return (stacked.shallow_clone(), stacked.unbind(0));
+        }
+        let embeds = self.embed(outs);
+        (Tensor::stack(&embeds, 0), embeds)
+    }
+
     /// Where in the list network m's last embedding stands.
     pub(super) fn last(&self, m: usize) -> usize {
         self.places.iter().rposition(|&(net, _)| net == m).expect("a network has stages")
     }
 
     pub(super) fn contrast_batch(&self, outs: &[Outputs], batch: &Batch) -> ContrastBatch {
-        let own = ContrastBatch { embeds: self.embed(outs), feats: self.meta_feats(outs), labels: batch.labels.shallow_clone() };
+        let ((stacked, embeds), feats, labels) = (self.embed_stacked(outs), self.meta_feats(outs), batch.labels.shallow_clone());
+        let own = ContrastBatch { stacked, embeds, feats, labels, contrast: OnceCell::new() };
         // A bank holds all ranks' images already.
         if self.bank.is_some() || !self.ranks.gather_negatives() {
             return own;
         }
         // The embeddings are of one width, the features are not: one exchange each.
-        let embeds = self.ranks.for_contrast(&Tensor::stack(&own.embeds, 0), 1).unbind(0);
+        let stacked = self.ranks.for_contrast(&own.stacked, 1);
         let widths: Vec<i64> = own.feats.iter().map(|f| f.size()[1]).collect();
         let feats = match own.feats.is_empty() {
             true => vec![],
             false => self.ranks.for_contrast(&Tensor::cat(&own.feats, 1), 0).split_with_sizes(&widths, 1),
         };
-        ContrastBatch { embeds, feats, labels: self.ranks.for_contrast(&own.labels, 0) }
+        let labels = self.ranks.for_contrast(&own.labels, 0);
+        ContrastBatch { embeds: stacked.unbind(0), stacked, feats, labels, contrast: OnceCell::new() }
     }
 
     /// The released code's meta-network reads pooled features.
@@ -85,12 +112,11 @@ impl LMcl {
     pub(super) fn l_mcl(&self, seen: &ContrastBatch, learns: Lambda, fixed: Option<&SoftTargets>) -> Result<Evaluated> {
         let lambda = || self.lambda(&seen.embeds, &seen.feats);
         let lambda = if learns == Lambda::Learns { lambda() } else { tch::no_grad(lambda) };
-        let stacked = Tensor::stack(&seen.embeds, 0);
+        let stacked = &seen.stacked;
         let (tau, soft_terms) = (self.options.tau, self.options.soft_terms());
         let Some(bank) = &self.bank else {
-            let contrast = Contrast::in_batch(&seen.labels, tau, stacked.kind());
             let fixed = fixed.and_then(|f| if let SoftTargets::Batch(t) = f { Some(t) } else { None });
-            let (parts, targets) = contrast::l_mcl(&stacked, &self.pairs, &lambda, &contrast, soft_terms, fixed);
+            let (parts, targets) = contrast::l_mcl(stacked, &self.pairs, &lambda, seen.contrast(tau), soft_terms, fixed);
             return Ok(Evaluated { parts, lambda, targets: SoftTargets::Batch(targets) });
         };
         let nets: Vec<usize> = self.places.iter().map(|p| p.0).collect();
@@ -101,7 +127,7 @@ impl LMcl {
         let fixed = fixed.and_then(|f| if let SoftTargets::Memory(t) = f { Some(t) } else { None });
         let layout = self.options.mode.bank_layout();
         let (parts, targets) =
-            contrast::l_mcl_memory(&stacked, &nets, &self.pairs, &weight, &bank.samples()?, tau, soft_terms, layout, fixed);
+            contrast::l_mcl_memory(stacked, &nets, &self.pairs, &weight, &bank.samples()?, tau, soft_terms, layout, fixed);
         Ok(Evaluated { parts, lambda, targets: SoftTargets::Memory(targets) })
     }
 

@@ -3,7 +3,7 @@
 use tch::Tensor;
 
 use super::super::parts::mode::Mode;
-use super::super::{Clock, Stepped};
+use super::super::{Clock, Outcome, Stepped};
 use super::LMcl;
 use super::contrastive::{Lambda, SoftTargets};
 use crate::cohort::Cohort;
@@ -22,7 +22,10 @@ impl LMcl {
         let gradient = self.meta_gradient(cohort, theta, batch, clock, self.options.hvp)?;
         let finite = Tensor::stack(&gradient.iter().map(|g| g.isfinite().all()).collect::<Vec<_>>(), 0).all();
         if finite.int64_value(&[]) == 0 {
-            return Err(Error::Diverged { step: clock.step, what: "the meta step's gradient for pi is not finite".into() });
+            return Err(Error::Diverged {
+                step: clock.step,
+                what: "the meta step's gradient for pi is not finite, and pi was not changed".into(),
+            });
         }
         self.meta_optimizer.step(&self.meta_params, &gradient, clock.lr);
         Ok(())
@@ -70,6 +73,7 @@ impl LMcl {
         // The released code's last evaluation after its rollback also updates the bank once more.
         if let (true, Some(bank), Some(embeds)) = (reference, &mut self.bank, first) {
             bank.update(&embeds, &batch.labels, &batch.index);
+            bank.settle(Outcome::Stands);
         }
         Ok(gradient)
     }

@@ -21,13 +21,21 @@ use tch::{Device, Kind, Tensor};
 use self::contrastive::{Evaluated, Lambda};
 pub use self::notes::LayerPair;
 pub use self::options::{Matching, Mining, Options, Preset, TermWeights};
+use super::parts::frozen::Said;
 use super::parts::gate::Gate;
 use super::parts::information;
 use super::parts::memory_bank::{BankSetup, MemoryBank};
 use super::parts::meta_network::MetaNetwork;
 pub use super::parts::mode::Mode;
 use super::parts::projector::Projector;
-use super::{Clock, Group, Method, MethodSpec, Needs, Stepped, Task, at_least, paired_classes, resolved};
+use super::{
+<<<<<<< HEAD
+    Clock, Frozen, Group, Method, MethodSpec, Needs, Outcome, Reported, Stepped, Task, at_least, paired_classes, projector_memory, resolved,
+=======
+    Clock, EpochMeans, Group, Method, MethodSpec, Needs, Outcome, Reported, Stepped, Task, at_least, paired_classes, projector_memory,
+    resolved,
+>>>>>>> paper
+};
 use crate::cohort::Cohort;
 use crate::data::{Batch, Sampling};
 use crate::error::{Error, Result};
@@ -43,6 +51,8 @@ pub(super) const SPEC: MethodSpec = MethodSpec {
     name: "l_mcl",
     about: "Layer-wise Mutual Contrastive Learning (Yang et al. 2023)",
     needs: "independent networks, M >= 2, branches; ships any network",
+    reported: Reported::All,
+    frozen: Frozen::Teach("as one more ensemble of the logit level"),
     presets: options::PRESETS,
     build,
 };
@@ -98,10 +108,17 @@ pub struct LMcl {
     /// Label smoothing of the task terms.
     smoothing: f64,
     ranks: Ranks,
+    /// What teachers of the logit level that do not learn say.
+    frozen: Said,
 }
 
 fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
     let options = Options::read(options)?;
+    if task.frozen > 0 && options.terms.ens == 0.0 {
+        return Err(Error::input(
+            "l_mcl with method.terms.ens = 0 leaves networks of [cohort] frozen nothing to teach by: they have neither branches nor heads; accepted: above 0",
+        ));
+    }
     let shapes: Vec<Shape> = task.archs.iter().map(|arch| Shape { stages: arch.depth, width: arch.dim }).collect();
     let setting = Setting {
         shapes: &shapes,
@@ -113,7 +130,7 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
         seed: task.seed,
         ranks: task.ranks,
     };
-    Ok(Box::new(LMcl { smoothing: task.label_smoothing, ..LMcl::new(options, &setting)? }))
+    Ok(Box::new(LMcl { smoothing: task.label_smoothing, frozen: Said::by(task.frozen), ..LMcl::new(options, &setting)? }))
 }
 
 impl LMcl {
@@ -131,6 +148,8 @@ impl LMcl {
         let like = Tensor::zeros([0], (setting.kind, setting.device));
         let pairs = Pairs::new(list, places.len(), &like);
 
+        let meta_matrices = if options.matching == Matching::Weighted { places.len() } else { 0 };
+        projector_memory(options.dim, places.iter().map(|p| shapes[p.0].width), meta_matrices)?;
         let root = |name: &str| Scope::root(rng::derive(setting.seed, name, 0), setting.device, setting.kind);
         let norm = options.mode.norm();
         let (head_scope, gate_scope, meta_scope) = (root("heads"), root("gates"), root("meta"));
@@ -159,6 +178,7 @@ impl LMcl {
             networks: shapes.len(),
             dim: options.dim,
             negatives: options.negatives,
+            batch: setting.batch,
             layout,
             labels: setting.train_labels,
             device: setting.device,
@@ -188,6 +208,7 @@ impl LMcl {
             rule: setting.rule,
             smoothing: 0.0,
             ranks: setting.ranks,
+            frozen: Said::default(),
             options,
         })
     }
@@ -222,9 +243,17 @@ impl Method for LMcl {
         true
     }
 
+    fn asks_unmixed(&self) -> bool {
+        self.options.contrastive()
+    }
+
+    fn taught_by(&mut self, frozen: Vec<Tensor>) {
+        self.frozen.hear(frozen);
+    }
+
     fn mixed_losses(&self, outs: &[Outputs], mixed: &[Outputs], targets: &Tensor, batch: &Batch, _: Clock) -> Result<Terms> {
         let mut terms = Terms::default();
-        self.logit_rows(&mut terms, mixed, targets);
+        self.logit_rows(&mut terms, mixed, targets)?;
         if self.options.contrastive() {
             let seen = self.contrast_batch(outs, batch);
             let Evaluated { parts, lambda, .. } = self.l_mcl(&seen, Lambda::Constant, None)?;
@@ -250,6 +279,12 @@ impl Method for LMcl {
         groups
     }
 
+    fn settle(&mut self, outcome: Outcome<'_>) {
+        if let Some(bank) = &mut self.bank {
+            bank.settle(outcome);
+        }
+    }
+
     fn after_batch(&mut self, outs: &[Outputs], batch: &Batch, _: Clock) -> Result<()> {
         if self.bank.is_some() {
             let _guard = tch::no_grad_guard();
@@ -272,8 +307,29 @@ impl Method for LMcl {
         Ok(())
     }
 
-    fn remarks(&self, means: &[(String, f64)]) -> Vec<String> {
-        information::remark(means).into_iter().collect()
+    fn announcements(&self, steps: usize) -> Vec<String> {
+        let every = self.options.meta_every;
+        if self.meta.is_none() || !self.options.contrastive() {
+            return vec![];
+        }
+        let how_often = match steps <= every {
+            true => format!("once an epoch, after its first batch (meta_every = {every}, and an epoch has {steps} batches)"),
+            false => format!("after every {every} batches of an epoch, the first included"),
+        };
+        vec![format!("a meta step follows {how_often}; it takes as long as several steps")]
+    }
+
+    fn remarks(&self, epochs: &[EpochMeans]) -> Vec<String> {
+        information::remark(epochs).into_iter().collect()
+    }
+
+    fn layer_weights(&self, outs: &[Outputs]) -> Vec<(LayerPair, Tensor)> {
+        if self.meta.is_some() { self.lambdas(outs) } else { vec![] }
+    }
+
+    fn last_embeddings(&self, outs: &[Outputs]) -> Option<Vec<Tensor>> {
+        let last = |m: usize| self.heads[self.last(m)].forward(outs[m].feat());
+        self.options.contrastive().then(|| (0..outs.len()).map(last).collect())
     }
 
     fn state(&self) -> Named {

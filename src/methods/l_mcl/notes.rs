@@ -6,7 +6,6 @@ use super::super::parts::information::{self, Samples};
 use super::LMcl;
 use super::contrastive::ContrastBatch;
 use crate::error::Result;
-use crate::losses::contrast::Contrast;
 use crate::losses::terms::Terms;
 use crate::nets::Outputs;
 
@@ -14,10 +13,9 @@ use crate::nets::Outputs;
 pub type LayerPair = (usize, usize, usize, usize);
 
 impl LMcl {
-    /// `lambda.A.B.LA.LB`, the mean over the batch; mutual information and likeness of the last embeddings.
+    /// `lambda.A.B.LA.LB`, the mean over the batch; mutual information and likeness, of the last embeddings and of all stages.
     pub(super) fn note(&self, terms: &mut Terms, seen: &ContrastBatch, lambda: &Tensor) -> Result<()> {
         let _guard = tch::no_grad_guard();
-        let embeds = &seen.embeds;
         if self.meta.is_some() {
             let means = lambda.mean_dim(1i64, false, None);
             for (p, &(i, j)) in self.pairs.list.iter().enumerate() {
@@ -25,14 +23,13 @@ impl LMcl {
                 terms.note(format!("lambda.{a}.{b}.{k}.{z}"), &means.get(p as i64));
             }
         }
-        let (tau, networks) = (self.options.tau, self.places.last().map_or(0, |p| p.0 + 1));
-        let last: Vec<&Tensor> = (0..networks).map(|m| &embeds[self.last(m)]).collect();
+        let tau = self.options.tau;
         match &self.bank {
             Some(bank) => {
                 let (banks, negatives, layout) = (bank.samples()?, self.options.negatives, self.options.mode.bank_layout());
-                information::note(terms, &last, &Samples::Memory { banks: &banks, negatives, tau, layout });
+                information::note_stages(terms, &seen.stacked, &self.places, &Samples::Memory { banks: &banks, negatives, tau, layout });
             }
-            None => information::note(terms, &last, &Samples::Batch(&Contrast::in_batch(&seen.labels, tau, last[0].kind()))),
+            None => information::note_stages(terms, &seen.stacked, &self.places, &Samples::Batch(seen.contrast(tau))),
         }
         Ok(())
     }

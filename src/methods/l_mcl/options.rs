@@ -4,8 +4,9 @@ use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize};
 
 use super::super::parts::mode::Mode;
-use super::super::{below_one, count, positive, read_options, weights};
+use super::super::{below_one, contrast_limits, positive, read_options, weights};
 use crate::error::{Error, Result};
+use crate::limits;
 use crate::losses::contrast::SoftTerms;
 use crate::optim::Rule;
 use crate::optim::reverse_hg::Hvp;
@@ -127,7 +128,8 @@ pub struct Options {
     pub negatives: usize,
     /// How many recent images the queue holds.
     pub queue_length: usize,
-    /// A meta step follows every so many batches of an epoch, the first included: 50 on CIFAR, 500 on ImageNet.
+    /// A meta step follows every so many batches of an epoch, the first included: 50 on CIFAR, 500 on ImageNet. The count starts anew with
+    /// each epoch: one of fewer batches has one meta step, after its first batch.
     pub meta_every: usize,
     /// K of Eq. 16, the inner steps on L_MCL.
     pub meta_steps: usize,
@@ -183,9 +185,9 @@ impl Options {
         positive("temperature", self.temperature)?;
         weights(&[("alpha", alpha), ("beta", self.beta), ("inner_weight_decay", inner_weight_decay)])?;
         below_one("inner_momentum", inner_momentum)?;
-        count("dim", self.dim, 1)?;
-        for (key, value) in [("negatives", self.negatives), ("meta_every", self.meta_every), ("meta_steps", self.meta_steps)] {
-            count(key, value as i64, 1)?;
+        contrast_limits(self.dim, self.negatives, self.queue_length)?;
+        for (key, value) in [("meta_every", self.meta_every), ("meta_steps", self.meta_steps)] {
+            limits::count(&format!("[method] {key}"), value, 1, limits::MOST_ROUNDS)?;
         }
         if reference && self.mining == Mining::Queue {
             return Err(Error::input(

@@ -4,13 +4,15 @@ use rand::Rng as _;
 use rand_distr::{Distribution, StandardNormal};
 use tch::{Device, Kind, Tensor};
 
-use super::super::Clock;
+use super::super::{Clock, Outcome};
 use crate::data::Batch;
 use crate::error::{Error, Result};
+use crate::limits::{self, Need};
 use crate::losses::contrast::BankLayout;
 use crate::losses::unit::Norm;
 use crate::params::Named;
 use crate::rng;
+use crate::system::arrival;
 use crate::system::ranks::Ranks;
 
 /// The share of the old vector that stays when an image is seen again.
@@ -24,6 +26,8 @@ pub struct MemoryBank {
     negatives: usize,
     /// The contrast samples of the batch under way, from `prepare` on.
     drawn: Option<Draw>,
+    /// What the step under way has written over, in order: places, and the rows of each table that were there.
+    overwritten: Vec<(Tensor, Vec<Tensor>)>,
     ranks: Ranks,
 }
 
@@ -50,6 +54,8 @@ pub struct BankSetup<'a> {
     pub dim: i64,
     /// K: how many contrast samples of other classes are drawn for an anchor.
     pub negatives: usize,
+    /// Images in a batch: as many anchors draw at a time.
+    pub batch: usize,
     /// What is drawn for an anchor, and how the tables start.
     pub layout: BankLayout,
     /// The classes of the training images, in their order.
@@ -100,6 +106,15 @@ impl MemoryBank {
         if setup.labels.iter().all(|&c| Some(c) == first) {
             return Err(Error::input("memory mining needs training images of at least two classes"));
         }
+        let (networks, dim) = (setup.networks as u128, setup.dim as usize);
+        let drawn = setup.batch.saturating_mul(setup.negatives + 1);
+        let need = Need::new()
+            .and(format!("tables of {rows} embeddings"), networks * limits::matrix(rows, dim))
+            .and(format!("the contrast samples of {} anchors", setup.batch), networks * limits::matrix(drawn, dim) + 8 * drawn as u128);
+        // A GPU says itself what it has.
+        if !setup.device.is_cuda() {
+            need.check(&format!("[method] dim = {dim}, negatives = {}", setup.negatives))?;
+        }
         let tables = (0..setup.networks).map(|m| {
             let mut rng = rng::stream(setup.seed, "bank", &[m as u64]);
             let count = rows * setup.dim as usize;
@@ -121,6 +136,7 @@ impl MemoryBank {
             layout: setup.layout,
             negatives: setup.negatives,
             drawn: None,
+            overwritten: vec![],
             ranks: setup.ranks,
         })
     }
@@ -178,8 +194,8 @@ impl MemoryBank {
             }
         }
         let like = &self.tables[0];
-        let columns = Tensor::from_slice(&columns).view([labels.len() as i64, -1]).to_device(like.device());
-        Ok(Draw { columns, usable: usable.map(|mask| Tensor::from_slice(&mask).to_kind(like.kind()).to_device(like.device())) })
+        let columns = arrival::send(&Tensor::from_slice(&columns).view([labels.len() as i64, -1]), like.device());
+        Ok(Draw { columns, usable: usable.map(|mask| arrival::send(&Tensor::from_slice(&mask).to_kind(like.kind()), like.device())) })
     }
 
     fn push_negatives(&self, columns: &mut Vec<i64>, held: &[i64], class: i64, rng: &mut rng::Rng) {
@@ -207,21 +223,41 @@ impl MemoryBank {
         let embeds: Vec<Tensor> = embeds.iter().map(|own| ranks.gather(own, 0)).collect();
         match &mut self.slots {
             Slots::Index { .. } => {
-                let index = index.to_device(self.tables[0].device());
-                for (table, fresh) in self.tables.iter_mut().zip(&embeds) {
-                    let mixed = table.index_select(0, &index) * MOMENTUM + fresh.detach() * (1.0 - MOMENTUM);
+                let index = arrival::send(&index, self.tables[0].device());
+                let before: Vec<Tensor> = self.tables.iter().map(|table| table.index_select(0, &index)).collect();
+                for ((table, old), fresh) in self.tables.iter_mut().zip(&before).zip(&embeds) {
+                    let mixed = old * MOMENTUM + fresh.detach() * (1.0 - MOMENTUM);
                     let _ = table.index_copy_(0, &index, &Norm::Guarded.apply(&mixed));
                 }
+                self.overwritten.push((index, before));
             }
             Slots::Queue { labels: held, next } => {
                 let (length, count) = (held.size()[0], labels.size()[0]);
                 let places = (Tensor::arange(count, (Kind::Int64, Device::Cpu)) + &*next).remainder(length); // on the CPU: labels and places are drawn from there
                 let _ = held.index_copy_(0, &places, &labels.to_device(Device::Cpu)); // on the CPU: labels and places are drawn from there
                 next.copy_(&(&*next + count).remainder(length));
-                let places = places.to_device(self.tables[0].device());
+                let places = arrival::send(&places, self.tables[0].device());
+                let before = self.tables.iter().map(|table| table.index_select(0, &places)).collect();
                 for (table, fresh) in self.tables.iter_mut().zip(&embeds) {
                     let _ = table.index_copy_(0, &places, &fresh.detach());
                 }
+                self.overwritten.push((places, before));
+            }
+        }
+    }
+
+    /// The tables are as before the step where it is undone. A queue's classes and next place are in host memory: whoever undoes the
+    /// step puts them back with the rest of `state`.
+    pub(crate) fn settle(&mut self, outcome: Outcome) {
+        let _guard = tch::no_grad_guard();
+        for (places, before) in std::mem::take(&mut self.overwritten).into_iter().rev() {
+            for (table, old) in self.tables.iter_mut().zip(before) {
+                let rows = match outcome {
+                    Outcome::Stands => continue,
+                    Outcome::Undone => old,
+                    Outcome::UndoneWhere(skip) => old.where_self(&skip.to_kind(Kind::Bool), &table.index_select(0, &places)),
+                };
+                let _ = table.index_copy_(0, &places, &rows);
             }
         }
     }

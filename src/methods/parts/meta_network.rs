@@ -4,7 +4,7 @@ use tch::Tensor;
 
 use crate::losses::contrast::Pairs;
 use crate::losses::unit::Norm;
-use crate::nets::layers::{Layer, Linear, Pass};
+use crate::nets::layers::Linear;
 use crate::params::{Init, Scope};
 
 /// One projection xi for each layer of each network, in the order of the embeddings.
@@ -29,7 +29,7 @@ impl MetaNetwork {
     /// lambda, Eq. 17: the sigmoid of the projections' cosine, between 0.269 and 0.731, for each pair and sample. `inputs` N x [B, .],
     /// embeddings or features as it was made for. -> [P, B]. Symmetric: (a, la, b, lb) and (b, lb, a, la) have one lambda.
     pub fn lambda(&self, inputs: &[Tensor], pairs: &Pairs) -> Tensor {
-        let rows: Vec<Tensor> = self.projections.iter().zip(inputs).map(|(xi, x)| xi.forward(x, Pass::EVAL)).collect();
-        pairs.dot(&self.norm.apply(&Tensor::stack(&rows, 0))).sigmoid()
+        let rows = Linear::each(&self.projections.iter().collect::<Vec<_>>(), inputs);
+        pairs.dot(&self.norm.apply(&rows)).sigmoid()
     }
 }

@@ -21,6 +21,13 @@ impl Projector {
         Projector { first: Linear::new(scope.sub(0), width, dim), second: Linear::new(scope.sub(2), dim, dim), norm }
     }
 
+    /// Of several heads at once that normalise in one way, a feature each: N x [B, D] -> [N, B, d].
+    pub(crate) fn each(heads: &[Projector], feats: &[Tensor]) -> Tensor {
+        let layers = |pick: fn(&Projector) -> &Linear| heads.iter().map(pick).collect::<Vec<_>>();
+        let hidden = Linear::each(&layers(|head| &head.first), feats).relu();
+        heads[0].norm.apply(&Linear::at_once(&layers(|head| &head.second), &hidden))
+    }
+
     /// [B, D] -> [B, d].
     pub(crate) fn forward(&self, feats: &Tensor) -> Tensor {
         self.norm.apply(&self.second.forward(&self.first.forward(feats, Pass::EVAL).relu(), Pass::EVAL))

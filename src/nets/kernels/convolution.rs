@@ -2,6 +2,7 @@
 //! gradient of a 3 x 3 weight, which libtorch computes at half the speed of the other two.
 
 use std::ffi::c_char;
+use std::ops::Range;
 
 use tch::Tensor;
 use torch_sys::C_tensor;
@@ -71,32 +72,62 @@ unsafe extern "C" fn mcl_weight_gradient(x: *const f32, g: *const f32, dw: *mut 
             std::slice::from_raw_parts_mut(dw, K * K * c_in * c_out),
         )
     };
-    // The images in as many parts as threads; the sums of the parts are added in order, so that one thread count gives one result.
-    let parts = parts_of(x.len() + g.len()).min(b.max(1));
-    let mut sums = vec![0f32; parts * dw.len()];
+    let (copies, groups) = shares(parts_of(x.len() + g.len()).min(b.max(1)), size_of_val(dw), c_out / LANES);
+    sum_images(x, g, dw, (b, h), maps, with, (copies, groups));
+    true
+}
+
+/// Bytes of weight gradients held at once, one for every part of the images: with many threads and many channels fewer parts than threads.
+const COPIES_AT_ONCE: usize = 64 << 20;
+
+/// How `parts` threads share the work on a weight of so many bytes and so many groups of `LANES` output channels: into how many parts the
+/// images are cut, each with a gradient of its own, and into how many the output channels, which need none.
+fn shares(parts: usize, bytes: usize, lanes: usize) -> (usize, usize) {
+    let copies = parts.min(COPIES_AT_ONCE / bytes.max(1)).max(1);
+    (copies, (parts / copies).clamp(1, lanes.max(1)))
+}
+
+/// dw = the sum over all images, in `copies` parts of the images times `groups` parts of the output channels. The sums of the parts are added
+/// in order, so that one thread count gives one result.
+fn sum_images(
+    x: &[f32],
+    g: &[f32],
+    dw: &mut [f32],
+    (b, h): (usize, usize),
+    maps: Maps,
+    with: Instructions,
+    (copies, groups): (usize, usize),
+) {
+    let Maps { w, c_in, h_out, w_out, c_out, .. } = maps;
+    let len = K * K * c_in * c_out;
+    let mut sums = vec![0f32; copies * len];
     let shared = Shared(sums.as_mut_ptr());
-    in_parallel(parts, &|part| {
-        // SAFETY: every part is run once, so nobody else has this piece of `sums`, which outlives the call.
-        let own = unsafe { shared.slice(part * K * K * c_in * c_out, K * K * c_in * c_out) };
+    let blocks = c_out / LANES;
+    in_parallel(copies * groups, &|part| {
+        let (copy, group) = (part / groups, part % groups);
+        let lanes = group * blocks / groups * LANES..(group + 1) * blocks / groups * LANES;
         let mut padded = vec![0f32; (h + 2) * (w + 2) * c_in];
-        for image in part * b / parts..(part + 1) * b / parts {
+        for image in copy * b / copies..(copy + 1) * b / copies {
             pad(&x[image * h * w * c_in..][..h * w * c_in], maps, &mut padded);
             let g = &g[image * h_out * w_out * c_out..][..h_out * w_out * c_out];
-            match with {
-                // The machine has the instructions: `instructions` looked.
-                #[cfg(target_arch = "x86_64")]
-                Instructions::Avx512 => unsafe { image_avx512(&padded, g, maps, own) },
-                #[cfg(target_arch = "x86_64")]
-                Instructions::Avx2 => unsafe { image_avx2(&padded, g, maps, own) },
+            // SAFETY: every part is run once, and nobody else has these channels of this copy, which outlives the call. The machine has the
+            // instructions: `instructions` or `available` looked.
+            unsafe {
+                let own = shared.at(copy * len);
+                match with {
+                    #[cfg(target_arch = "x86_64")]
+                    Instructions::Avx512 => image_avx512(&padded, g, maps, lanes.clone(), own),
+                    #[cfg(target_arch = "x86_64")]
+                    Instructions::Avx2 => image_avx2(&padded, g, maps, lanes.clone(), own),
+                }
             }
         }
     });
-    let (first, others) = sums.split_at(dw.len());
+    let (first, others) = sums.split_at(len);
     dw.copy_from_slice(first);
-    for part in others.chunks_exact(dw.len()) {
+    for part in others.chunks_exact(len) {
         dw.iter_mut().zip(part).for_each(|(sum, more)| *sum += more);
     }
-    true
 }
 
 /// Input channels in one tile: with the three offsets of a window's row, as many sums as the registers hold.
@@ -119,34 +150,35 @@ fn pad(image: &[f32], maps: Maps, padded: &mut [f32]) {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-unsafe fn image_avx512(x: &[f32], g: &[f32], maps: Maps, dw: &mut [f32]) {
-    unsafe { image::<Avx512, { rows_of(Instructions::Avx512) }>(x, g, maps, dw) }
+unsafe fn image_avx512(x: &[f32], g: &[f32], maps: Maps, lanes: Range<usize>, dw: *mut f32) {
+    unsafe { image::<Avx512, { rows_of(Instructions::Avx512) }>(x, g, maps, lanes, dw) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn image_avx2(x: &[f32], g: &[f32], maps: Maps, dw: &mut [f32]) {
-    unsafe { image::<Avx2, { rows_of(Instructions::Avx2) }>(x, g, maps, dw) }
+unsafe fn image_avx2(x: &[f32], g: &[f32], maps: Maps, lanes: Range<usize>, dw: *mut f32) {
+    unsafe { image::<Avx2, { rows_of(Instructions::Avx2) }>(x, g, maps, lanes, dw) }
 }
 
-/// Adds one image to `dw`: a tile of the weight (one row of the window, `ROWS` input and `LANES` output channels) in registers at a
+/// Adds one image to the output channels `lanes` of `dw`: a tile of the weight (one row of the window, `ROWS` input and `LANES` output channels) in registers at a
 /// time, over some rows of the map.
 ///
 /// # Safety
-/// The caller has the instructions of `L`; the slices are as long as `maps` says, `x` with its padding.
+/// The caller has the instructions of `L`; the slices are as long as `maps` says, `x` with its padding; `dw` points to the whole gradient,
+/// whose channels `lanes` nobody else touches.
 #[inline(always)]
-unsafe fn image<L: Lanes, const ROWS: usize>(x: &[f32], g: &[f32], maps: Maps, dw: &mut [f32]) {
+unsafe fn image<L: Lanes, const ROWS: usize>(x: &[f32], g: &[f32], maps: Maps, lanes: Range<usize>, dw: *mut f32) {
     let Maps { c_in, c_out, h_out, w_out, stride, .. } = maps;
     let row = (maps.w + 2) * c_in;
     let at_once = (INPUT_AT_ONCE / (row * stride * size_of::<f32>())).clamp(1, h_out);
     for top in (0..h_out).step_by(at_once) {
         let bottom = (top + at_once).min(h_out);
-        for lanes in (0..c_out).step_by(LANES) {
+        for lanes in lanes.clone().step_by(LANES) {
             for ky in 0..K {
                 for ci in (0..c_in).step_by(ROWS) {
                     let place = |kx: usize, i: usize| ((ky * K + kx) * c_in + ci + i) * c_out + lanes;
                     unsafe {
-                        let to = dw.as_mut_ptr();
+                        let to = dw;
                         let mut sums: [[L; ROWS]; K] = std::array::from_fn(|kx| std::array::from_fn(|i| L::load(to.add(place(kx, i)))));
                         for y in top..bottom {
                             let mut from = x.as_ptr().add((y * stride + ky) * row + ci);
@@ -220,6 +252,38 @@ mod tests {
                         assert!(error < tolerance, "{shape:?} {kind:?}, tensor {i}: {error}");
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn many_threads_hold_few_copies_of_a_large_weight() {
+        let large = 9 * 512 * 512 * size_of::<f32>();
+        assert_eq!(shares(64, large, 32), (7, 9));
+        assert!(7 * large <= COPIES_AT_ONCE);
+        assert_eq!(shares(64, 9 * 64 * 64 * size_of::<f32>(), 4), (64, 1));
+        assert_eq!(shares(2, large, 32), (2, 1));
+        assert_eq!(shares(64, 1 << 30, 2), (1, 2));
+    }
+
+    /// However the work is shared, with every kind of instruction that the machine has.
+    #[test]
+    fn every_sharing_gives_the_gradient() {
+        let (b, side, c) = (5, 6, 48);
+        let (x, g) = (wave(&[b, side, side, c], 0.013, Kind::Float), wave(&[b, side, side, c], 0.31, Kind::Float));
+        let floats = |t: &Tensor| Vec::<f32>::try_from(t.view(-1)).unwrap();
+        let maps = Maps { w: 6, c_in: 48, h_out: 6, w_out: 6, c_out: 48, stride: 1 };
+        let double = |t: &Tensor| t.to_kind(Kind::Double).permute([0, 3, 1, 2]);
+        let w = Tensor::zeros([c, c, 3, 3], (Kind::Double, Device::Cpu)).set_requires_grad(true);
+        let y = double(&x).conv2d(&w, None::<&Tensor>, [1, 1], [1, 1], [1, 1], 1);
+        let want = Tensor::run_backward(&[(y * double(&g)).sum(None)], &[&w], false, false).remove(0);
+        for with in super::super::lanes::available() {
+            for shares in [(1, 1), (1, 2), (1, 3), (2, 1), (3, 2), (5, 3)] {
+                let mut dw = vec![0f32; 9 * 48 * 48];
+                sum_images(&floats(&x), &floats(&g), &mut dw, (5, 6), maps, with, shares);
+                let got = Tensor::from_slice(&dw).view([3, 3, c, c]).permute([3, 2, 0, 1]).to_kind(Kind::Double);
+                let error = ((got - &want).abs().max() / want.abs().max()).double_value(&[]);
+                assert!(error < 1e-6, "{with:?} {shares:?}: {error}");
             }
         }
     }

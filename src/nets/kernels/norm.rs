@@ -4,32 +4,20 @@
 //! What is unsafe: the functions that C++ calls take pointers and sizes, and believe norm.cpp that they fit; parts of a map are written by
 //! several threads at once, each its own rows.
 
-mod loops;
+pub(super) mod loops;
 
 use std::ffi::c_char;
 
 use tch::{Device, Kind, Tensor};
 use torch_sys::C_tensor;
 
-use super::lanes::{LANES, instructions};
+use super::lanes::{HasAvx2, LANES, has_avx2};
 use super::parallel::{Shared, in_parallel, parts_of};
 use crate::system::cpp;
-use loops::{Maps, Mix, SUMS, affine, all_sums, by_part, moments, part_of, write_gradient, write_second};
+use loops::{Maps, Mix, Moments, SUMS, affine, all_sums, by_part, moments, part_of, write_gradient, write_second};
 
 unsafe extern "C" {
-    #[allow(clippy::too_many_arguments)]
-    fn mcl_norm_train(
-        x: *const C_tensor,
-        gamma: *const C_tensor,
-        beta: *const C_tensor,
-        residual: *const C_tensor,
-        mean: *const C_tensor,
-        var: *const C_tensor,
-        relu: bool,
-        momentum: f64,
-        eps: f64,
-        error: *mut *mut c_char,
-    ) -> *mut C_tensor;
+    fn mcl_norm_train(x: *const C_tensor, norm: *const NormCall, error: *mut *mut c_char) -> *mut C_tensor;
 }
 
 /// The tensors of a BatchNorm, [channels] each.
@@ -44,36 +32,68 @@ pub struct State<'a> {
     pub var: &'a Tensor,
 }
 
+/// What a norm is told beside its map, as C++ has it (`NormCall` in differentiable.h).
+#[repr(C)]
+pub(super) struct NormCall {
+    gamma: *const C_tensor,
+    beta: *const C_tensor,
+    mean: *const C_tensor,
+    var: *const C_tensor,
+    residual: *const C_tensor,
+    relu: bool,
+    momentum: f64,
+    eps: f64,
+}
+
+impl NormCall {
+    /// Points to tensors that must outlive it.
+    pub(super) fn new(state: &State, residual: Option<&Tensor>, relu: bool, momentum: f64, eps: f64) -> NormCall {
+        let pointer = |t: &Tensor| t.as_ptr();
+        NormCall {
+            gamma: pointer(state.weight),
+            beta: pointer(state.bias),
+            mean: pointer(state.mean),
+            var: pointer(state.var),
+            residual: residual.map_or(std::ptr::null(), pointer),
+            relu,
+            momentum,
+            eps,
+        }
+    }
+}
+
 /// Are the loops for this map?
 pub fn serves(xs: &Tensor) -> bool {
     let size = xs.size();
     let ours = xs.device() == Device::Cpu && xs.kind() == Kind::Float && size.len() == 4; // on the CPU only
-    ours && size[1] % LANES as i64 == 0 && size[0] * size[2] * size[3] > 1 && instructions().is_some()
+    ours && size[1] % LANES as i64 == 0 && size[0] * size[2] * size[3] > 1 && has_avx2().is_some()
 }
 
 /// ReLU(BN(xs) + residual), ReLU(BN(xs)) or BN(xs) with the statistics of the batch; the running ones move. Can be differentiated twice.
 pub fn train(xs: &Tensor, state: State, residual: Option<&Tensor>, relu: bool, momentum: f64, eps: f64) -> Tensor {
-    let call = |error| {
-        let residual = residual.map_or(std::ptr::null(), |r| r.as_ptr());
-        let (weight, bias, mean, var) = (state.weight.as_ptr(), state.bias.as_ptr(), state.mean.as_ptr(), state.var.as_ptr());
-        // SAFETY: all tensors live through the call.
-        unsafe { mcl_norm_train(xs.as_ptr(), weight, bias, residual, mean, var, relu, momentum, eps, error) }
-    };
+    let norm = NormCall::new(&state, residual, relu, momentum, eps);
+    // SAFETY: all tensors live through the call.
+    let call = |error| unsafe { mcl_norm_train(xs.as_ptr(), &norm, error) };
     // SAFETY: the answer is ours.
     unsafe { cpp::tensor(|| format!("BatchNorm of {:?}", xs.size()), call) }
+}
+
+/// What `serves` has looked for before any of this is called.
+pub(super) fn looked() -> HasAvx2 {
+    has_avx2().expect("only maps that `serves` takes come here")
 }
 
 /// None where C++ has nothing to give.
 ///
 /// # Safety
 /// Null, or so many numbers that outlive the call.
-unsafe fn maybe<'a>(from: *const f32, len: usize) -> Option<&'a [f32]> {
+pub(super) unsafe fn maybe<'a>(from: *const f32, len: usize) -> Option<&'a [f32]> {
     (!from.is_null()).then(|| unsafe { std::slice::from_raw_parts(from, len) })
 }
 
 /// # Safety
 /// So many numbers that outlive the call.
-unsafe fn floats<'a>(from: *const f32, len: usize) -> &'a [f32] {
+pub(super) unsafe fn floats<'a>(from: *const f32, len: usize) -> &'a [f32] {
     unsafe { std::slice::from_raw_parts(from, len) }
 }
 
@@ -98,23 +118,28 @@ unsafe extern "C" fn mcl_norm(
     momentum: f64,
     eps: f64,
 ) {
+    let here = looked();
     let (rows, c) = (rows as usize, c as usize);
     let (x, residual) = unsafe { (floats(x, rows * c), maybe(residual, rows * c)) };
     let (gamma, beta) = unsafe { (floats(gamma, c), floats(beta, c)) };
     let parts = parts_of(x.len());
-    let found = by_part(parts, |part| moments(x, c, part_of(rows, part, parts)));
-    let (mut means, mut squares, mut seen) = (vec![0f64; c], vec![0f64; c], 0f64);
-    for (part, (mean, square)) in found.into_iter().enumerate() {
-        let here = part_of(rows, part, parts).len() as f64;
-        for i in 0..c {
-            let gap = mean[i] - means[i];
-            means[i] += gap * here / (seen + here);
-            squares[i] += square[i] + gap * gap * seen * here / (seen + here);
-        }
-        seen += here;
-    }
-    let (stats, running_mean, running_var) =
-        unsafe { (Shared(stats).slice(0, 2 * c), Shared(running_mean).slice(0, c), Shared(running_var).slice(0, c)) };
+    let found = by_part(parts, |part| moments(here, x, c, part_of(rows, part, parts)));
+    let all = found.iter().fold(Moments::none(c), Moments::join);
+    let running = unsafe { [Shared(running_mean).slice(0, c), Shared(running_var).slice(0, c)] };
+    let (scale, shift) = settle(&all, (gamma, beta), unsafe { Shared(stats).slice(0, 2 * c) }, running, (momentum, eps));
+    write_affine(here, x, residual, (&scale, &shift), relu, Shared(y));
+}
+
+/// What follows from the moments of all rows: `stats`, new running statistics, and (scale, shift) of the affine map.
+pub(super) fn settle(
+    all: &Moments,
+    (gamma, beta): (&[f32], &[f32]),
+    stats: &mut [f32],
+    [running_mean, running_var]: [&mut [f32]; 2],
+    (momentum, eps): (f64, f64),
+) -> (Vec<f32>, Vec<f32>) {
+    let Moments { means, squares, seen } = all;
+    let c = means.len();
     let (mut scale, mut shift) = (vec![0f32; c], vec![0f32; c]);
     for i in 0..c {
         let inverse = 1.0 / (squares[i] / seen + eps).sqrt();
@@ -124,12 +149,17 @@ unsafe extern "C" fn mcl_norm(
         running_mean[i] = ((1.0 - momentum) * running_mean[i] as f64 + momentum * means[i]) as f32;
         running_var[i] = ((1.0 - momentum) * running_var[i] as f64 + momentum * squares[i] / (seen - 1.0)) as f32;
     }
-    let y = Shared(y);
+    (scale, shift)
+}
+
+/// y = scale x + shift + residual, then the ReLU, on all threads.
+pub(super) fn write_affine(here: HasAvx2, x: &[f32], residual: Option<&[f32]>, (scale, shift): (&[f32], &[f32]), relu: bool, y: Shared) {
+    let (c, parts) = (scale.len(), parts_of(x.len()));
     in_parallel(parts, &|part| {
-        let rows = part_of(rows, part, parts);
+        let rows = part_of(x.len() / c, part, parts);
         // SAFETY: the parts do not overlap.
         let own = unsafe { y.slice(rows.start * c, rows.len() * c) };
-        affine(x, residual, &scale, &shift, relu, rows, own);
+        affine(here, x, residual, scale, shift, relu, rows, own);
     });
 }
 
@@ -152,29 +182,37 @@ unsafe extern "C" fn mcl_norm_gradient(
     rows: i64,
     c: i64,
 ) {
+    let here = looked();
     let (rows, c) = (rows as usize, c as usize);
     let (gamma, stats) = unsafe { (floats(gamma, c), floats(stats, 2 * c)) };
     let (means, inverse) = stats.split_at(c);
     let maps = unsafe { Maps { g: floats(g, rows * c), x: floats(x, rows * c), y: maybe(y, rows * c), a: None, means } };
-    let found = all_sums(maps, rows);
     let (dgamma, dbeta) = unsafe { (Shared(dgamma).slice(0, c), Shared(dbeta).slice(0, c)) };
-    for i in 0..c {
-        (dbeta[i], dgamma[i]) = (found[i] as f32, (found[c + i] * inverse[i] as f64) as f32);
-    }
-    let mix = Mix::new(c, |i| {
-        let (s, n) = (inverse[i] as f64, rows as f64);
-        let factor = gamma[i] as f64 * s;
-        let of_x = -factor * s * s * found[c + i] / n;
-        [factor, 0.0, of_x, -factor * found[i] / n - of_x * means[i] as f64]
-    });
+    let mix = gradient_mix(here, maps, gamma, inverse, dgamma, dbeta);
     let parts = parts_of(maps.x.len());
     let (dx, passed) = (Shared(dx), (!passed.is_null()).then_some(Shared(passed)));
     in_parallel(parts, &|part| {
         let rows = part_of(rows, part, parts);
         // SAFETY: the parts do not overlap.
         let (own, passed) = unsafe { (dx.slice(rows.start * c, rows.len() * c), passed.map(|p| p.slice(rows.start * c, rows.len() * c))) };
-        write_gradient(maps, &mix, rows, own, passed);
+        write_gradient(here, maps, &mix, rows, own, passed);
     });
+}
+
+/// Writes dgamma and dbeta; dx is the mixture of g and x that comes back.
+pub(super) fn gradient_mix(here: HasAvx2, maps: Maps, gamma: &[f32], inverse: &[f32], dgamma: &mut [f32], dbeta: &mut [f32]) -> Mix {
+    let c = gamma.len();
+    let rows = maps.x.len() / c;
+    let found = all_sums(here, maps, rows);
+    for i in 0..c {
+        (dbeta[i], dgamma[i]) = (found[i] as f32, (found[c + i] * inverse[i] as f64) as f32);
+    }
+    Mix::new(c, |i| {
+        let (s, n) = (inverse[i] as f64, rows as f64);
+        let factor = gamma[i] as f64 * s;
+        let of_x = -factor * s * s * found[c + i] / n;
+        [factor, 0.0, of_x, -factor * found[i] / n - of_x * maps.means[i] as f64]
+    })
 }
 
 /// The derivative of <dx, a> + <dgamma, ddgamma> + <dbeta, ddbeta> (+ <passed, dpassed>) after g, x and gamma. With p = mean(g xhat),
@@ -203,12 +241,13 @@ unsafe extern "C" fn mcl_norm_second(
     rows: i64,
     c: i64,
 ) {
+    let here = looked();
     let (rows, c) = (rows as usize, c as usize);
     let (gamma, stats) = unsafe { (floats(gamma, c), floats(stats, 2 * c)) };
     let (ddgamma, ddbeta, more) = unsafe { (maybe(ddgamma, c), maybe(ddbeta, c), maybe(dpassed, rows * c)) };
     let (means, inverse) = stats.split_at(c);
     let maps = unsafe { Maps { g: floats(g, rows * c), x: floats(x, rows * c), y: maybe(y, rows * c), a: maybe(ddx, rows * c), means } };
-    let found = all_sums(maps, rows);
+    let found = all_sums(here, maps, rows);
     let n = rows as f64;
     // (gbar, p, abar, q, r) of a channel.
     let mean = |i: usize| -> [f64; SUMS] {
@@ -240,7 +279,7 @@ unsafe extern "C" fn mcl_norm_second(
         let rows = part_of(rows, part, parts);
         // SAFETY: the parts do not overlap.
         let (dg, dx) = unsafe { (dg.slice(rows.start * c, rows.len() * c), dx.slice(rows.start * c, rows.len() * c)) };
-        write_second(maps, &for_g, &for_x, more, rows, dg, dx);
+        write_second(here, maps, &for_g, &for_x, more, rows, dg, dx);
     });
 }
 
@@ -293,6 +332,30 @@ mod tests {
                     assert!(error < 2e-5, "{size:?}, residual {residual}, relu {relu}, tensor {i}: {error}");
                 }
             }
+        }
+    }
+
+    /// The gradient of a sum is one number seen many times: no memory lies behind its other places.
+    #[test]
+    fn cotangents_that_are_expanded_views_are_read_rightly() {
+        let second = |ours: bool, kind: Kind| {
+            let x = wave(&[4, 5, 5, 32], 0.37, kind).permute([0, 3, 1, 2]).set_requires_grad(true);
+            let gamma = (wave(&[32], 1.3, kind) + 1.5).set_requires_grad(true);
+            let beta = wave(&[32], 0.9, kind).set_requires_grad(true);
+            let (mean, var) = (wave(&[32], 0.5, kind), wave(&[32], 0.6, kind).square());
+            let y = if ours {
+                train(&x, State { weight: &gamma, bias: &beta, mean: &mean, var: &var }, None, false, 0.1, 1e-5)
+            } else {
+                x.batch_norm(Some(&gamma), Some(&beta), Some(&mean), Some(&var), true, 0.1, 1e-5, false)
+            };
+            let loss = (y.square() * &y).sum(None);
+            let first = Tensor::run_backward(&[&loss], &[&gamma, &beta], true, true);
+            let sums = first[0].sum(None) + 2.0 * first[1].sum(None);
+            Tensor::run_backward(&[&sums], &[&x, &gamma, &beta], false, false)
+        };
+        for (i, (got, want)) in second(true, Kind::Float).iter().zip(second(false, Kind::Double)).enumerate() {
+            let error = ((got.to_kind(Kind::Double) - &want).abs().max() / want.abs().max()).double_value(&[]);
+            assert!(error < 2e-5, "tensor {i}: {error}");
         }
     }
 

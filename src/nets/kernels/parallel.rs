@@ -23,6 +23,14 @@ pub struct Shared(pub *mut f32);
 unsafe impl Sync for Shared {}
 
 impl Shared {
+    /// The memory from the place `from` on.
+    ///
+    /// # Safety
+    /// The place lies in the memory.
+    pub unsafe fn at(&self, from: usize) -> *mut f32 {
+        unsafe { self.0.add(from) }
+    }
+
     /// One part's piece: `len` numbers from the place `from` on.
     ///
     /// # Safety

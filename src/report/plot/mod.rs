@@ -3,6 +3,7 @@
 //! SVG (resvg) with the font in report/assets/. All colours are in report/colours.rs.
 
 mod heat;
+mod joint;
 mod lines;
 mod points;
 mod whiskers;
@@ -10,11 +11,16 @@ mod whiskers;
 use std::fmt::Write as _;
 
 pub use heat::Heat;
+pub use joint::{Joint, JointPanel};
 pub use lines::{Lines, Series};
-pub use points::{Panel, Points};
+pub use points::Points;
+pub(crate) use points::marker;
 pub use whiskers::{Whisker, Whiskers};
 
-use super::colours::LIGHT;
+use super::colours::{DARK, LIGHT};
+use super::map::Map;
+use super::table::Table;
+use super::text;
 use crate::error::{Error, Result};
 
 /// A drawn figure.
@@ -26,7 +32,16 @@ pub struct Figure {
     pub caption: String,
     /// The picture.
     pub svg: String,
+    /// Was it read from a file? Then a page shows it as an image, in which no script runs.
+    pub foreign: bool,
+    /// The numbers it was drawn from.
+    pub numbers: Option<Table>,
+    /// The same as a map that answers to the pointer.
+    pub map: Option<Map>,
 }
+
+/// How the first element of every figure of ours begins.
+const GROUND: &str = "<rect class=\"ground\"";
 
 /// Line charts are 560 wide and stay readable on a phone.
 const WIDE: f64 = 600.0;
@@ -37,7 +52,29 @@ static FONT: &[u8] = include_bytes!("../assets/DejaVuSans-subset.ttf");
 impl Figure {
     /// A figure whose file is called by `name`, made fit for a file system.
     pub fn new(name: impl Into<String>, caption: impl Into<String>, svg: String) -> Figure {
-        Figure { name: file_stem(&name.into()), caption: caption.into(), svg }
+        Figure { name: file_stem(&name.into()), caption: caption.into(), svg, foreign: false, numbers: None, map: None }
+    }
+
+    /// The figure with the numbers it was drawn from.
+    pub fn of(self, numbers: Table) -> Figure {
+        Figure { numbers: Some(numbers), ..self }
+    }
+
+    /// The picture for a file of its own: it follows the reader's choice of light or dark by itself.
+    pub fn file(&self) -> String {
+        let style = format!(
+            "<style>@media(prefers-color-scheme:dark){{.ink{{fill:{}}}.soft{{fill:{}}}.grid{{stroke:{}}}.ground{{fill:{}}}.halo{{stroke:{}}}}}</style>\n",
+            DARK.ink, DARK.soft, DARK.grid, DARK.ground, DARK.ground
+        );
+        match self.svg.split_once(GROUND).filter(|_| !self.foreign) {
+            Some((before, rest)) => format!("{before}{style}{GROUND}{rest}"),
+            None => self.svg.clone(),
+        }
+    }
+
+    /// A figure that was read from a file, which anybody may have changed.
+    pub fn foreign(name: impl Into<String>, caption: impl Into<String>, svg: String) -> Figure {
+        Figure { foreign: true, ..Figure::new(name, caption, svg) }
     }
 
     /// Does it need a row of its own, and on a phone more width than there is?
@@ -94,9 +131,34 @@ impl Canvas {
         self.styled(x, y, size, anchor, text, &ink());
     }
 
-    /// What the figure shows, at its upper edge.
-    fn title(&mut self, x: f64, y: f64, text: &str) {
-        self.styled(x, y, 14.0, Anchor::Start, text, &format!(r#"{} font-weight="bold""#, ink()));
+    /// What the figure shows, at its upper edge, in the lines that `heading` made.
+    fn title(&mut self, x: f64, lines: &[String]) {
+        for (i, line) in lines.iter().enumerate() {
+            self.styled(x, 20.0 + HEADING * i as f64, 14.0, Anchor::Start, line, &format!(r#"{} font-weight="bold""#, ink()));
+        }
+    }
+
+    /// Text that stands before lines and stays readable.
+    fn before(&mut self, x: f64, y: f64, size: f64, text: &str) {
+        let halo = format!(r#"class="ink halo" fill="{}" stroke="{}" stroke-width="4" paint-order="stroke""#, LIGHT.ink, LIGHT.ground);
+        self.styled(x, y, size, Anchor::Start, text, &halo);
+    }
+
+    /// Text of less weight.
+    fn soft(&mut self, x: f64, y: f64, size: f64, anchor: Anchor, text: &str) {
+        self.styled(x, y, size, anchor, text, &format!(r#"class="soft" fill="{}""#, LIGHT.soft));
+    }
+
+    /// The k-th way to mark a point.
+    fn marker(&mut self, x: f64, y: f64, radius: f64, k: usize, colour: &str, title: &str) {
+        let r = radius;
+        let shape = match k % 4 {
+            0 => format!("M{:.1} {y:.1}a{r} {r} 0 1 0 {d} 0a{r} {r} 0 1 0 -{d} 0z", x - r, d = 2.0 * r),
+            1 => format!("M{:.1} {:.1}h{d}v{d}h-{d}z", x - r, y - r, d = 2.0 * r),
+            2 => format!("M{x:.1} {:.1}l{a:.1} {h:.1}h-{d:.1}z", y - 1.25 * r, a = 1.2 * r, h = 2.1 * r, d = 2.4 * r),
+            _ => format!("M{x:.1} {:.1}l{a:.1} {a:.1}l-{a:.1} {a:.1}l-{a:.1} -{a:.1}z", y - 1.35 * r, a = 1.35 * r),
+        };
+        let _ = writeln!(self.body, r#"<path d="{shape}" fill="{colour}"><title>{}</title></path>"#, escape(title));
     }
 
     fn styled(&mut self, x: f64, y: f64, size: f64, anchor: Anchor, text: &str, style: &str) {
@@ -128,7 +190,7 @@ impl Canvas {
 
     fn finish(self, label: &str) -> String {
         format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {w:.0} {h:.0}\" width=\"{w:.0}\" height=\"{h:.0}\" font-family=\"DejaVu Sans, system-ui, sans-serif\" role=\"img\" aria-label=\"{}\">\n<rect class=\"ground\" width=\"{w:.0}\" height=\"{h:.0}\" fill=\"{ground}\"/>\n{}</svg>\n",
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {w:.0} {h:.0}\" width=\"{w:.0}\" height=\"{h:.0}\" font-family=\"DejaVu Sans, system-ui, sans-serif\" role=\"img\" aria-label=\"{}\">\n{GROUND} width=\"{w:.0}\" height=\"{h:.0}\" fill=\"{ground}\"/>\n{}</svg>\n",
             escape(label),
             self.body,
             w = self.width,
@@ -164,9 +226,36 @@ fn label(value: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_string()
 }
 
-fn cut(text: &str, count: usize) -> String {
-    if text.chars().count() <= count { text.to_string() } else { text.chars().take(count - 1).collect::<String>() + "…" }
+/// A title in lines that fit a figure of this width.
+fn heading(title: &str, width: f64) -> Vec<String> {
+    text::wrap(title, 14.0, true, width)
 }
+
+/// From line to line of a title.
+const HEADING: f64 = 18.0;
+
+/// Where a figure begins under a title of so many lines.
+fn below(lines: &[String]) -> f64 {
+    16.0 + HEADING * lines.len().max(1) as f64
+}
+
+/// Where the names of a legend go: from the left, and on which line. `more` is what stands beside a name.
+fn legend<S: AsRef<str>>(names: &[S], width: f64, more: f64) -> Vec<(f64, usize)> {
+    let (mut x, mut line) = (0.0, 0);
+    let mut places = vec![];
+    for name in names {
+        let own = text::width(name.as_ref(), 11.0, false) + more;
+        if x > 0.0 && x + own > width {
+            (x, line) = (0.0, line + 1);
+        }
+        places.push((x, line));
+        x += own;
+    }
+    places
+}
+
+/// How lines of one colour are told apart.
+const DASHES: [&str; 4] = ["", "6 3", "2 3", "9 3 2 3"];
 
 /// From the least to the greatest, widened by a share of the span; something where there is nothing.
 fn range(values: &[f64], margin: f64) -> (f64, f64) {
@@ -183,6 +272,7 @@ fn range(values: &[f64], margin: f64) -> (f64, f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::colours::Palette;
 
     #[test]
     fn ticks_are_round_and_inside() {
@@ -196,9 +286,11 @@ mod tests {
     #[test]
     fn figures_hold_their_text_escaped_and_become_png() {
         let series = [Series { name: "a < b & c".into(), points: vec![(0.0, 1.0), (1.0, f64::NAN), (2.0, 3.0)], band: vec![] }];
-        let svg = Lines { title: "T", x: "epoch", y: "%", series: &series, dots: true }.draw();
+        let palette = Palette::of(["a"]);
+        let figure = Lines { title: "T", x: "epoch", y: "%", series: &series, palette: &palette, band: "" }.figure("x/y", "");
+        let svg = &figure.svg;
         assert!(svg.contains("a &lt; b &amp; c") && !svg.contains("NaN"), "{svg}");
-        let figure = Figure::new("x/y", "", svg);
+        assert!(figure.file().contains("prefers-color-scheme:dark") && !svg.contains("prefers"));
         assert!(!figure.is_wide());
         let png = figure.png(1.0).unwrap();
         assert_eq!(&png[1..4], b"PNG");

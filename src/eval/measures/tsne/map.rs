@@ -118,23 +118,55 @@ pub fn kl(x: &Tensor, y: &[[f64; 2]], perplexity: f64) -> Result<f64> {
     Ok(parts.iter().sum())
 }
 
+/// The `k` nearest of other rows, by their distances from row i.
+fn nearest(d: &[f64], i: usize, k: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..d.len()).filter(|&j| j != i).collect();
+    order.select_nth_unstable_by(k - 1, |&a, &b| d[a].total_cmp(&d[b]).then(a.cmp(&b)));
+    order.truncate(k);
+    order
+}
+
+/// The class that most of a row's `k` nearest other rows have; of equally many the nearest's.
+pub fn vote(x: &Tensor, labels: &[usize], k: usize) -> Vec<usize> {
+    let (flat, dim) = rows(x);
+    let answer = |i: usize| {
+        let d = distances(&flat, dim, i);
+        let mut near = nearest(&d, i, k);
+        near.sort_by(|&a, &b| d[a].total_cmp(&d[b]).then(a.cmp(&b)));
+        let votes = |class: usize| near.iter().filter(|&&j| labels[j] == class).count();
+        // The last of equals is taken, so the nearest stands last.
+        near.iter().rev().map(|&j| labels[j]).max_by_key(|class| votes(*class)).expect("at least one neighbour")
+    };
+    (0..labels.len()).into_par_iter().map(answer).collect()
+}
+
 /// The mean share of a point's `k` nearest neighbours in `x` that are among its `k` nearest in the map.
 pub fn neighbours_kept(x: &Tensor, y: &[[f64; 2]], k: usize) -> f64 {
     let (flat, dim) = rows(x);
     let plane: Vec<f64> = y.iter().flatten().copied().collect();
-    let nearest = |d: Vec<f64>, i: usize| {
-        let mut order: Vec<usize> = (0..d.len()).filter(|&j| j != i).collect();
-        order.select_nth_unstable_by(k - 1, |&a, &b| d[a].total_cmp(&d[b]).then(a.cmp(&b)));
-        order.truncate(k);
-        order
-    };
     let kept: Vec<usize> = (0..y.len())
         .into_par_iter()
         .map(|i| {
-            let high = nearest(distances(&flat, dim, i), i);
-            let low = nearest(distances(&plane, 2, i), i);
+            let high = nearest(&distances(&flat, dim, i), i, k);
+            let low = nearest(&distances(&plane, 2, i), i, k);
             high.iter().filter(|j| low.contains(j)).count()
         })
         .collect();
     kept.iter().sum::<usize>() as f64 / (k * y.len()) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn most_neighbours_have_their_way_and_of_equals_the_nearest() {
+        // On a line: two of class 0, one of class 1, and the image itself has no vote.
+        let x = Tensor::from_slice(&[0.0f64, 1.0, 3.0, 3.5]).view([4, 1]);
+        let labels = [0, 0, 1, 1];
+        // 0.0 sees 1.0 (0) and 3.0 (1): the nearest; 3.0 sees 3.5 (1) and 1.0 (0): the nearest.
+        assert_eq!(vote(&x, &labels, 2), [0, 0, 1, 1]);
+        // All three others: 0.0 sees 0, 1, 1.
+        assert_eq!(vote(&x, &labels, 3), [1, 1, 0, 0]);
+    }
 }

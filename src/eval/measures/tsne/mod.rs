@@ -1,14 +1,14 @@
 //! `mcl-eval tsne`: maps of the features of several networks side by side, from the same images and the same start, each with the numbers
 //! that say how far it may be believed. Engines: bhtsne (Barnes-Hut, default) and linfa-tsne.
 
+mod joint;
 pub mod map;
+mod output;
 
-use std::path::PathBuf;
 use std::time::Instant;
 
 use linfa::traits::Transformer;
 use serde::Deserialize;
-use serde_json::json;
 use tch::{Kind, Tensor};
 
 use super::Measurement;
@@ -17,13 +17,16 @@ use crate::error::{Error, Result};
 use crate::eval::Common;
 use crate::eval::answers::own_dataset;
 use crate::eval::dataset::TargetDataset;
+use crate::eval::feature_file::Part;
 use crate::eval::features::{self, Prepared};
 use crate::eval::network::{NetworkArgs, PeerChoice};
 use crate::eval::protocol::{HowArgs, Protocol, Shipped, require};
-use crate::eval::record::{self, Record};
+use crate::eval::record::Record;
 use crate::files;
-use crate::report::plot::{Panel, Points, file_stem};
-use crate::report::{Cell, Figure, Table};
+use crate::limits;
+use crate::report::map::{Map, Panel};
+use crate::report::plot::Points;
+use crate::report::{Cell, Table};
 use crate::run::RunFolder;
 
 /// The flags of the command.
@@ -34,9 +37,16 @@ pub struct Args {
     /// The dataset whose test images are mapped [default: what the networks were trained on]
     #[arg(long)]
     dataset: Option<String>,
+    /// One map of all networks of a run, as in the paper: markers tell networks, colours classes. Contrastive runs are mapped by their
+    /// embeddings, others by their features
+    #[arg(long)]
+    joint: bool,
     /// bhtsne or linfa [default: the protocol's]
     #[arg(long)]
     engine: Option<String>,
+    /// Write the features too, as a folder that TensorBoard's projector shows
+    #[arg(long)]
+    projector: bool,
     #[command(flatten)]
     how: HowArgs,
 }
@@ -87,6 +97,11 @@ const SAME_AGAIN: usize = 20_000;
 
 /// Maps `x` [N, D] from `start`.
 pub fn embed(x: &Tensor, start: &[[f64; 2]], p: &Tsne) -> Result<Vec<[f64; 2]>> {
+    embed_watched(x, start, p, || ())
+}
+
+/// The same; `tick` is called after each iteration of an engine that tells.
+fn embed_watched(x: &Tensor, start: &[[f64; 2]], p: &Tsne, tick: impl Fn() + Sync) -> Result<Vec<[f64; 2]>> {
     let (n, dim) = (x.size()[0] as usize, x.size()[1] as usize);
     if 3.0 * p.perplexity > n as f64 - 1.0 {
         return Err(Error::input(format!(
@@ -96,16 +111,26 @@ pub fn embed(x: &Tensor, start: &[[f64; 2]], p: &Tsne) -> Result<Vec<[f64; 2]>> 
         )));
     }
     match p.engine {
-        Engine::Bhtsne => bhtsne(x, start, p, n, dim),
+        Engine::Bhtsne => bhtsne(x, start, p, (n, dim), &tick),
         Engine::Linfa => linfa(x, p, n, dim),
     }
 }
 
-fn bhtsne(x: &Tensor, start: &[[f64; 2]], p: &Tsne, n: usize, dim: usize) -> Result<Vec<[f64; 2]>> {
+/// The same, for the person watching.
+fn embed_shown(x: &Tensor, start: &[[f64; 2]], p: &Tsne, what: &str, common: &Common) -> Result<Vec<[f64; 2]>> {
+    let progress = match p.engine {
+        Engine::Bhtsne => common.progress(format!("{what}: t-SNE"), p.iterations, "iterations"),
+        // linfa does not tell how far it is.
+        Engine::Linfa => common.progress(format!("{what}: t-SNE by linfa, {} iterations", p.iterations), 0, ""),
+    };
+    embed_watched(x, start, p, || progress.add(1))
+}
+
+fn bhtsne(x: &Tensor, start: &[[f64; 2]], p: &Tsne, (n, dim): (usize, usize), tick: &(dyn Fn() + Sync)) -> Result<Vec<[f64; 2]>> {
     let flat = Vec::<f32>::try_from(x.to_kind(Kind::Float).contiguous().view(-1)).expect("a vector of floats");
     let samples: Vec<&[f32]> = flat.chunks_exact(dim).collect();
     let first: Vec<f32> = start.iter().flatten().map(|&v| v as f32).collect();
-    let distance = |a: &&[f32], b: &&[f32]| a.iter().zip(*b).map(|(a, b)| (a - b) * (a - b)).sum::<f32>().sqrt();
+    let distance = |a: &&[f32], b: &&[f32]| distance(a, b);
     // n / exaggeration (Belkina et al. 2019) in either phase, as openTSNE chooses it. scikit-learn writes max(n / exaggeration / 4, 50) and
     // means max(n / exaggeration, 200): its gradient carries the factor 4 that bhtsne's and openTSNE's leave out.
     let rate = |exaggeration: f64| if p.learning_rate > 0.0 { p.learning_rate } else { (n as f64 / exaggeration).max(LEAST_RATE) } as f32;
@@ -119,6 +144,7 @@ fn bhtsne(x: &Tensor, start: &[[f64; 2]], p: &Tsne, n: usize, dim: usize) -> Res
             .momentum_switch_epoch(exaggerated)
             .learning_rate(rate(p.exaggeration))
             .initial_embedding(first)
+            .epoch_callback(|_, _| tick())
             .barnes_hut(THETA, distance);
         if p.iterations > exaggerated {
             // The affinities are kept from the first phase.
@@ -140,6 +166,18 @@ fn bhtsne(x: &Tensor, start: &[[f64; 2]], p: &Tsne, n: usize, dim: usize) -> Res
         fit()
     };
     finite(map.chunks_exact(2).map(|p| [f64::from(p[0]), f64::from(p[1])]).collect())
+}
+
+/// The Euclidean distance, in sums that the compiler can keep side by side.
+fn distance(a: &[f32], b: &[f32]) -> f32 {
+    const SUMS: usize = 16;
+    let mut sums = [0f32; SUMS];
+    for (a, b) in a.chunks(SUMS).zip(b.chunks(SUMS)) {
+        for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
+            *sum += (a - b) * (a - b);
+        }
+    }
+    sums.iter().sum::<f32>().sqrt()
 }
 
 /// linfa-tsne draws its own start and knows no exaggeration factor.
@@ -191,6 +229,7 @@ impl Args {
             (p.samples, p.iterations, p.neighbours),
             "4, 1, 1 or more",
         )?;
+        limits::count("protocol: iterations", p.iterations, 1, limits::MOST_ROUNDS)?;
         Ok((protocol, p))
     }
 }
@@ -209,17 +248,21 @@ impl Measurement for Args {
 
     fn run(&self, common: &Common) -> Result<()> {
         let (protocol, p) = self.protocol()?;
-        let networks = self.networks.open(common, PeerChoice::All)?;
+        // One map of several networks needs all of them.
+        let networks = self.networks.open(common, if self.joint { PeerChoice::All } else { PeerChoice::Best })?;
         let name = own_dataset(self.dataset.as_deref(), &networks[0])?;
         // Networks are mapped on what they learned, unless asked otherwise: of `synthetic`, then, the task they were trained on.
         let target =
             if self.dataset.is_some() { TargetDataset::open(name, common)? } else { TargetDataset::source(name, &networks[0], common)? };
         let rows = draw(&target.dataset.test.labels, p.samples, p.seed);
-        let labels: Vec<i64> = rows.iter().map(|&r| target.dataset.test.labels[r]).collect();
+        let labels: Vec<usize> = rows.iter().map(|&r| target.dataset.test.labels[r] as usize).collect();
+        if self.joint {
+            return joint::run(&networks, &target, &rows, &labels, &protocol, &p, common);
+        }
         let mut sets = vec![];
         for network in &networks {
             let prepared = Prepared::new(&target.dataset, network, network.image_size(p.image_size))?;
-            sets.push(features::features(network, &prepared.dataset.test, &prepared.transform, !self.how.no_cache, common)?.rows(&rows).x);
+            sets.push(features::features(network, &prepared, Part::Test, !self.how.no_cache, common)?.rows(&rows).x);
             network.check_unchanged()?;
         }
         let start = map::pca_start(&map::side_by_side(&sets));
@@ -228,10 +271,16 @@ impl Measurement for Args {
         let mut shown = Table::new("", &["network", "method", "KL divergence", "neighbours kept (%)", "seconds"]);
         for (network, x) in networks.iter().zip(&sets) {
             let began = Instant::now();
-            let points = embed(x, &start, &p)?;
+            let points = embed_shown(x, &start, &p, &network.name, common)?;
             let seconds = began.elapsed().as_secs_f64();
+            let judging = common.progress(format!("{}: judging the map", network.name), 3, "parts");
             let kl = map::kl(x, &points, p.perplexity)?;
-            let kept = 100.0 * map::neighbours_kept(x, &points, p.neighbours.min(rows.len() - 1));
+            judging.add(1);
+            let neighbours = p.neighbours.min(rows.len() - 1);
+            let kept = 100.0 * map::neighbours_kept(x, &points, neighbours);
+            judging.add(1);
+            let answers = map::vote(x, &labels, neighbours);
+            drop(judging);
             common.say(format!("{}: KL {kl:.3}, {kept:.1} % of {} neighbours kept, {seconds:.1} s", network.name, p.neighbours));
             shown.push(vec![
                 Cell::text(&network.name),
@@ -243,9 +292,15 @@ impl Measurement for Args {
             let title = if network.method.is_empty() {
                 network.name.clone()
             } else {
-                format!("{} ({}, {})", network.name, network.method, network.arch.name)
+                format!("{} ({}, {})", network.name, network.method, network.architecture())
             };
-            panels.push(Panel { title, note: format!("KL {kl:.3}, {kept:.0} % of {} nearest neighbours kept", p.neighbours), points });
+            panels.push(Panel {
+                name: network.name.clone(),
+                title,
+                note: format!("KL {kl:.3}, {kept:.0} % of {} nearest neighbours kept", p.neighbours),
+                points,
+                answers,
+            });
             for (metric, value) in [("kl", kl), ("neighbours_kept", kept)] {
                 let record = Record::new(Self::NAME, network, common).on(&target, network.image_size(p.image_size)).protocol(&protocol);
                 records.push(Record {
@@ -263,49 +318,20 @@ impl Measurement for Args {
         let joined: Vec<&str> = networks.iter().map(|n| n.name.as_str()).collect();
         let stem = format!("tsne-{}-{}", target.dataset.name, &files::sha256(format!("{joined:?}{}", protocol.hash()).as_bytes())[..8]);
         let title = format!("t-SNE of {} test images of {} (perplexity {})", rows.len(), target.dataset.name, p.perplexity);
-        let svg = Points { title: &title, panels: &panels, labels: &labels, classes: &target.dataset.classes }.draw();
-        let figure = Figure::new(stem, format!("{title}; the same images and the same start in every panel"), svg);
-        let written = write(&folder, &figure, &panels, &rows, &labels, &target.dataset.classes)?;
-        for record in &mut records {
-            record.detail = json!({ "figures": [{ "svg": written[0], "caption": figure.caption }] });
+        let map = Map {
+            classes: target.dataset.classes.clone(),
+            images: rows.clone(),
+            labels,
+            answered_by: format!("most of the {} nearest mapped images, by their features", p.neighbours.min(rows.len() - 1)),
+            panels,
+            pictures: None,
+        };
+        let caption = format!("{title}; the same images and the same start in every panel");
+        let figure = Points { title: &title, map: &map }.figure(stem, caption);
+        let mut written = output::write(&folder, &figure, &map)?;
+        if self.projector {
+            written.push(output::projector(&folder, &figure.name, &map, &sets)?);
         }
-        record::keep(&records, common)?;
-        if common.json {
-            let mut json = record::json(&records, common);
-            json["files"] = json!(written);
-            common.print_json(&json);
-        } else {
-            print!("{}", shown.plain());
-            written.iter().for_each(|path| println!("{}", path.display()));
-        }
-        Ok(())
+        output::finish(records, &figure, &written, &shown, common)
     }
-}
-
-/// SVG, PNG and the coordinates.
-fn write(
-    folder: &std::path::Path,
-    figure: &Figure,
-    panels: &[Panel],
-    rows: &[usize],
-    labels: &[i64],
-    classes: &[String],
-) -> Result<Vec<PathBuf>> {
-    std::fs::create_dir_all(folder).map_err(Error::io("cannot make", folder))?;
-    let path = |ending: &str| folder.join(format!("{}.{ending}", figure.name));
-    files::write(&path("svg"), figure.svg.as_bytes())?;
-    files::write(&path("png"), &figure.png(2.0)?)?;
-    let mut table = Table::new(figure.name.clone(), &["image", "label", "class"]);
-    for panel in panels {
-        let name = file_stem(&panel.title);
-        table.columns.extend([format!("{name}.x"), format!("{name}.y")]);
-    }
-    for (i, (row, label)) in rows.iter().zip(labels).enumerate() {
-        let mut cells = vec![Cell::Count(*row as i64), Cell::Count(*label), Cell::text(classes[*label as usize].clone())];
-        cells.extend(panels.iter().flat_map(|p| p.points[i].map(|v| Cell::Score(v, 4))));
-        table.push(cells);
-    }
-    files::write(&path("csv"), table.csv()?.as_bytes())?;
-    let full = |p: PathBuf| p.canonicalize().map_err(Error::io("cannot find", &p));
-    [path("svg"), path("png"), path("csv")].into_iter().map(full).collect()
 }

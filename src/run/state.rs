@@ -1,0 +1,38 @@
+//! How far a run has come that has not shipped its networks, in words for the person who wants to use it.
+
+use std::fs::{File, TryLockError};
+use std::path::PathBuf;
+
+use super::{RunFolder, column};
+
+impl RunFolder {
+    /// Does a process train here now?
+    pub fn is_training(&self) -> bool {
+        let Ok(lock) = File::open(self.lock()) else { return false };
+        // Shared: two who look at the same time do not take each other for a trainer. The lock goes with `lock`.
+        matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock))
+    }
+
+    /// Why it holds no finished networks: it trains, was stopped, or is no run at all.
+    pub fn unfinished(&self) -> String {
+        let shown = self.path().display();
+        let Ok(recipe) = self.read_recipe() else {
+            return format!("{shown} is no run: it has no {}; accepted: a folder `mcl-train run` made", file_name(self.recipe()));
+        };
+        // `runs/latest` is a link: the folder it means is named.
+        let named = match self.name() {
+            Ok(name) if !self.path().ends_with(&name) => format!("{shown} ({name})"),
+            _ => shown.to_string(),
+        };
+        let done = column(&self.read_metrics().unwrap_or_default(), "epoch").last().copied().unwrap_or(0.0);
+        let of = recipe.get("train").and_then(|train| train.get("epochs")).map_or(String::new(), |epochs| format!(" of {epochs}"));
+        match self.is_training() {
+            true => format!("{named} is still training, {done}{of} epochs are done"),
+            false => format!("{named} was stopped after {done}{of} epochs; its command with --resume finishes it"),
+        }
+    }
+}
+
+fn file_name(path: PathBuf) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
