@@ -10,12 +10,8 @@ use super::parts::memory_bank::{BankSetup, MemoryBank};
 use super::parts::mode::Mode;
 use super::parts::projector::Projector;
 use super::{
-<<<<<<< HEAD
-    Clock, Frozen, Group, Method, MethodSpec, Needs, Outcome, Reported, Task, at_least, contrast_limits, mutual_rows, paired_classes,
-=======
-    Clock, EpochMeans, Group, Method, MethodSpec, Needs, Outcome, Reported, Task, at_least, contrast_limits, mutual_rows, paired_classes,
->>>>>>> paper
-    positive, projector_memory, read_options, resolved, shared_trunk, task_rows, weights,
+    Clock, EpochMeans, Frozen, Group, Method, MethodSpec, Needs, Outcome, Reported, Task, at_least, contrast_limits, mutual_rows,
+    paired_classes, positive, projector_memory, read_options, resolved, shared_trunk, task_rows, weights,
 };
 use crate::cohort::Cohort;
 use crate::data::{Batch, Sampling};

@@ -29,12 +29,8 @@ use super::parts::meta_network::MetaNetwork;
 pub use super::parts::mode::Mode;
 use super::parts::projector::Projector;
 use super::{
-<<<<<<< HEAD
-    Clock, Frozen, Group, Method, MethodSpec, Needs, Outcome, Reported, Stepped, Task, at_least, paired_classes, projector_memory, resolved,
-=======
-    Clock, EpochMeans, Group, Method, MethodSpec, Needs, Outcome, Reported, Stepped, Task, at_least, paired_classes, projector_memory,
-    resolved,
->>>>>>> paper
+    Clock, EpochMeans, Frozen, Group, Method, MethodSpec, Needs, Outcome, Reported, Stepped, Task, at_least, paired_classes,
+    projector_memory, resolved,
 };
 use crate::cohort::Cohort;
 use crate::data::{Batch, Sampling};
