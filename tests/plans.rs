@@ -114,8 +114,9 @@ fn every_cell_passes_the_checks_before_training() {
                     assert!(archs.iter().all(|arch| arch.image_size == side as i64), "{here}: set data.image_size");
                 }
                 let kept = (of_each as f64 * recipe.data.fraction) as usize - recipe.data.holdout;
-                // Some images of each class are enough to draw batches, and to build memory banks.
-                let labels: Vec<i64> = (0..classes * kept.min(10)).map(|i| (i % classes) as i64).collect();
+                // Some images of each class are enough to draw batches, two of them at least, and to build memory banks.
+                let some = (2 * recipe.train.batch).div_ceil(classes).max(10);
+                let labels: Vec<i64> = (0..classes * kept.min(some)).map(|i| (i % classes) as i64).collect();
                 let task = Task::new(recipe, &archs, classes as i64, &labels, Device::Cpu);
                 let method = (methods::find(recipe.method_name()).unwrap().build)(&task, recipe.method_options());
                 let method = method.unwrap_or_else(|e| panic!("{here}: {e}"));
