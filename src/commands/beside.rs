@@ -57,8 +57,8 @@ pub(super) fn of_run(run: &Run, column: &str) -> Result<Vec<Ours>> {
     let archs = run.archs();
     let different = archs.windows(2).any(|w| w[0] != w[1]);
     let reported = methods::find(run.method())?.reported;
-    let shipped: Vec<(usize, FourWays)> = (0..archs.len()).filter_map(|m| Some((m, run.accuracy(m)?))).collect();
-    let counted = &shipped[..reported.of(shipped.len())];
+    let counted = (0..archs.len()).filter(|m| reported.counts(*m));
+    let counted: Vec<(usize, FourWays)> = counted.filter_map(|m| Some((m, run.accuracy(m)?))).collect();
     let ours = |network: Who, of: &[FourWays]| {
         let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
         let stages: Option<Vec<f64>> = of.iter().map(|a| a.best_stage.map(|(value, ..)| value)).collect();
@@ -80,11 +80,16 @@ pub(super) fn of_run(run: &Run, column: &str) -> Result<Vec<Ours>> {
     })
 }
 
-/// What was measured of a run's networks, in one column. One run is one draw: its networks and probe seeds on one dataset are averaged.
+/// What was measured of a run's networks, in one column. One run is one draw: its networks and probe seeds on one dataset are averaged, as
+/// far as the method reports them.
 pub(super) fn of_records<'a>(records: impl Iterator<Item = &'a Record>, column: &str) -> Vec<Ours> {
     let mut means: Vec<(Ours, usize)> = vec![];
+    let reported = |r: &&Record| match (r.peer, methods::find(&r.method)) {
+        (Some(m), Ok(method)) => method.reported.counts(m),
+        _ => true,
+    };
     // The paper's tables are of whole networks.
-    for r in records.filter(|r| r.stage().is_none()) {
+    for r in records.filter(|r| r.stage().is_none()).filter(reported) {
         // Detection has two numbers a network; the paper's are told apart by the dataset's name too.
         let dataset = if r.metric == "top1" { r.dataset.clone() } else { format!("{} {}", r.dataset, r.metric) };
         let network = Who { arch: r.arch.clone(), among: None, row: None };
@@ -137,7 +142,10 @@ pub(super) fn beside(name: &str, columns: &[&str], ours: &[Ours], theirs: &[Prin
     Ok(shown)
 }
 
-/// What stands under such a table.
+/// What stands under such a table of what was measured of the networks.
+pub(super) const NOTE_MEASURED: &str = "Ours: what was measured of the networks that ship, mean ± standard deviation; n counts runs, and a run's number is the mean of its networks of an architecture (of OKDDip and FFSD the leader). Cells that were not run are empty.";
+
+/// What stands under such a table of test accuracies.
 pub(super) const NOTE: &str = "Ours: own classifier after the last epoch, mean ± standard deviation; n counts runs, and a run's number is the mean of its networks of an architecture (of OKDDip and FFSD the leader, of CKD-MKT the second phase, of PCL the mean teachers). The paper says neither which epoch nor which network its numbers are of; the released code prints the best stage and epoch on the test images, which is the third line. Cells that were not run are empty.";
 
 #[cfg(test)]
@@ -152,6 +160,24 @@ mod tests {
             value,
             best_stage: None,
         }
+    }
+
+    #[test]
+    fn of_a_leader_and_its_peers_the_leader_counts() {
+        let of = |method: &str| {
+            let row = |peer: usize, value: f64| Record {
+                method: method.into(),
+                arch: "resnet32".into(),
+                dataset: "stl10".into(),
+                metric: "top1".into(),
+                peer: Some(peer),
+                value,
+                ..Record::default()
+            };
+            let rows = [row(0, 60.0), row(1, 50.0)];
+            of_records(rows.iter(), method).iter().map(|o| o.value).collect::<Vec<f64>>()
+        };
+        assert_eq!([of("okddip"), of("ffsd"), of("dml")], [[60.0], [60.0], [55.0]]);
     }
 
     #[test]

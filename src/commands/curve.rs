@@ -22,27 +22,28 @@ const WIDE: f64 = 50.0;
 /// A figure for each quantity; none for tables of methods.
 pub(super) fn figures(name: &str, title: &str, ours: &[Ours]) -> Vec<Figure> {
     // Figure, then line, then x with the numbers of all runs there.
-    let mut found: BTreeMap<String, BTreeMap<String, Vec<(f64, f64)>>> = BTreeMap::new();
+    let mut found: BTreeMap<(String, String), BTreeMap<String, Vec<(f64, f64)>>> = BTreeMap::new();
     for own in ours {
         let row = own.network.row.as_deref().and_then(quantity);
-        let (figure, line, x) = match (row, quantity(&own.column)) {
-            (Some((what, x)), _) => (format!("{}, % of the images{what}", own.network.arch), own.column.clone(), x),
+        let arch = &own.network.arch;
+        let (what, line, x) = match (row, quantity(&own.column)) {
+            (Some((_, x)), _) => ("% of the images", &own.column[..], x),
             // `batch, K` and `memory, K` are two lines over K; `alpha` and `beta` have an axis each.
             (None, Some((what, x))) => match what.rsplit_once(", ") {
-                Some((line, what)) => (format!("{}, {what}", own.network.arch), line.to_string(), x),
-                None => (format!("{}, {what}", own.network.arch), own.network.arch.clone(), x),
+                Some((line, what)) => (what, line, x),
+                None => (what, &arch[..], x),
             },
             (None, None) => continue,
         };
-        found.entry(figure).or_default().entry(line).or_default().push((x, own.value));
+        found.entry((arch.clone(), what.to_string())).or_default().entry(line.to_string()).or_default().push((x, own.value));
     }
     let mut figures = vec![];
-    for (i, (axis, lines)) in found.into_iter().enumerate() {
+    for (i, ((arch, what), lines)) in found.into_iter().enumerate() {
         let xs: Vec<f64> = lines.values().flatten().map(|p| p.0).collect();
         let (least, most) = (xs.iter().copied().fold(f64::INFINITY, f64::min), xs.iter().copied().fold(0.0, f64::max));
         let wide = least > 0.0 && most / least > WIDE;
         let series: Vec<Series> = lines.into_iter().map(|(line, points)| series(line, points, wide)).collect();
-        let x = if wide { format!("log10 of {axis}") } else { axis };
+        let x = if wide { format!("log10 of {what} ({arch})") } else { format!("{what} ({arch})") };
         let palette = Palette::of(series.iter().map(|line| &line.name));
         let lines = Lines { title, x: &x, y: "top-1 (%)", series: &series, palette: &palette, band: "range of the runs" };
         figures.push(lines.figure(format!("{name}-{}", i + 1), format!("{title}: {x}; mean over runs")));
@@ -88,7 +89,8 @@ mod tests {
         assert_eq!(figures("f", "t", &runs).len(), 2);
         let line = series("a".into(), vec![(0.2, 63.0), (0.1, 60.0), (0.1, 62.0)], false);
         assert_eq!((line.points, line.band), (vec![(0.1, 61.0), (0.2, 63.0)], vec![(60.0, 62.0), (63.0, 63.0)]));
-        assert_eq!(figures("f", "t", &[ours("batch, K = 30", None, 1.0), ours("memory, K = 128", None, 2.0)]).len(), 1);
+        let mining = figures("f", "t", &[ours("batch, K = 30", None, 1.0), ours("memory, K = 16384", None, 2.0)]);
+        assert_eq!((mining.len(), &mining[0].caption[..]), (1, "t: log10 of K (resnet20); mean over runs"));
         assert_eq!(figures("f", "t", &[ours("dml", Some("25 %"), 1.0), ours("dml", Some("50 %"), 2.0)]).len(), 1);
         assert!(figures("f", "t", &[ours("dml", None, 1.0)]).is_empty());
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 
-use super::beside::{NOTE, Ours, Who, beside, of_records, of_run};
+use super::beside::{NOTE, NOTE_MEASURED, Ours, Who, beside, of_records, of_run};
 use super::curve;
 use super::report;
 use super::report::found::{Contender, leads};
@@ -45,14 +45,18 @@ pub struct Args {
     report_only: bool,
 }
 
+/// As `--scale` takes it.
+fn scale(args: &Args) -> &'static str {
+    match args.scale {
+        Scale::Small => "small",
+        Scale::Paper => "paper",
+    }
+}
+
 /// Makes what is missing, then writes the report.
 pub fn run(args: &Args, common: &Common) -> Result<()> {
     let table = table::find(&args.plan)?;
-    let scale = match args.scale {
-        Scale::Small => "small",
-        Scale::Paper => "paper",
-    };
-    let out = args.out.clone().unwrap_or_else(|| PathBuf::from("runs").join(format!("table-{}-{scale}", table.name)));
+    let out = args.out.clone().unwrap_or_else(|| PathBuf::from("runs").join(format!("table-{}-{}", table.name, scale(args))));
     let plan = table.plan(args.scale, &args.sets)?;
     let items = plan.items(&out)?;
     let made = match args.report_only {
@@ -112,7 +116,7 @@ fn found(ours: &[Ours], theirs: &[Printed], finished: usize, planned: usize) -> 
 
 /// The report of what is finished; says how many runs are.
 fn write(table: &TablePlan, plan: &Plan, args: &Args, out: &std::path::Path, common: &Common) -> Result<usize> {
-    let (mut ours, mut runs, mut records) = (vec![], vec![], vec![]);
+    let (mut ours, mut runs, mut records, mut next) = (vec![], vec![], vec![], vec![]);
     for cell in table.cells(args.scale)? {
         for seed in table.seeds(args.scale) {
             let folder = out.join(format!("{}-seed{seed}", cell.setting));
@@ -124,6 +128,9 @@ fn write(table: &TablePlan, plan: &Plan, args: &Args, out: &std::path::Path, com
                 Some(measurement) => of_records(measured.iter().filter(|r| r.command == *measurement), &cell.column),
                 None => of_run(&run, &cell.column)?,
             };
+            if own.is_empty() {
+                next.extend(table.then.iter().map(|line| line.replace("RUN", &folder.display().to_string())));
+            }
             runs.push(run);
             records.extend(measured);
             // Rows of one recipe are told apart by their names.
@@ -144,14 +151,19 @@ fn write(table: &TablePlan, plan: &Plan, args: &Args, out: &std::path::Path, com
         section.text(format!("All runs were changed by: {}.", args.sets.join(", ")));
     }
     section.table(beside("", &columns, &ours, &table.printed_rows()?, true)?);
-    section.text(NOTE);
+    section.text(if table.shows.is_some() { NOTE_MEASURED } else { NOTE });
     section.figures(curve::figures(&table.name, &table.title, &ours));
     if let Some(name) = &table.text {
         let mut said = Table::new("What the paper's text says", &["network", "method", "what", "value"]);
         in_text(name)?.into_iter().for_each(|row| said.push(row.map(Cell::text).to_vec()));
         section.table(said);
     }
-    section.code(format!("mcl-eval table {} --scale {}", table.name, if args.scale == Scale::Small { "small" } else { "paper" }));
+    if !next.is_empty() {
+        section.text("What is still to be done for the numbers of this table, run by run:");
+        section.code(next.join("\n"));
+    }
+    let sets: String = args.sets.iter().map(|set| format!(" --set '{set}'")).collect();
+    section.code(format!("mcl-eval table {} --scale {}{sets}", table.name, scale(args)));
     let finished = runs.len();
     let mut report = Report {
         title: format!("{}: {}", table.label, table.title),

@@ -44,7 +44,7 @@ pub struct WeightsArgs {
     #[arg(long, value_delimiter = ',', num_args = 1, allow_hyphen_values = true, value_name = "R,G,B")]
     pub std: Vec<f64>,
     /// What images are normalised with: imagenet, none or R,G,B/R,G,B (means/deviations) [default: what the weights say]
-    #[arg(long, value_name = "imagenet|none|MEAN/STD", conflicts_with_all = ["mean", "std"])]
+    #[arg(long, allow_hyphen_values = true, value_name = "imagenet|none|MEAN/STD", conflicts_with_all = ["mean", "std"])]
     pub normalisation: Option<Normalisation>,
     /// Load what matches of --weights, leave the rest at 0
     #[arg(long)]

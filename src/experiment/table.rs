@@ -89,6 +89,9 @@ pub struct TablePlan {
     /// The measurement whose rows are the table's numbers; without one they are the networks' test accuracies.
     #[serde(default)]
     pub shows: Option<String>,
+    /// What is still to be done by hand with every run for the table's numbers, as command lines with RUN for its folder.
+    #[serde(default)]
+    pub then: Vec<String>,
     seeds: Vec<u64>,
     /// Measurements of every run, as lines of `mcl-eval` without `--run`.
     #[serde(default)]

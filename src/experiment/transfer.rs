@@ -125,6 +125,7 @@ fn item(network: &TrainedNetwork, given: &NetworkArgs, lines: &[String], folder:
 fn flags(network: &TrainedNetwork, given: &NetworkArgs) -> Vec<String> {
     let file = &given.by_file;
     let path = |path: &Path| path.display().to_string();
+    let three = |numbers: [f64; 3]| numbers.map(|n| n.to_string()).join(",");
     let mut flags: Vec<String> = vec![];
     let mut add = |flag: &str, value: String| flags.extend([flag.to_string(), value]);
     match (&network.run, network.peer) {
@@ -132,9 +133,12 @@ fn flags(network: &TrainedNetwork, given: &NetworkArgs) -> Vec<String> {
             add("--run", path(run));
             peer.into_iter().for_each(|peer| add("--peer", peer.to_string()));
             given.checkpoint.iter().for_each(|checkpoint| add("--checkpoint", checkpoint.to_string()));
+            network.stage.iter().for_each(|stage| add("--stage", stage.to_string()));
+            if file.normalisation.is_some() {
+                add("--normalisation", format!("{}/{}", three(network.meta.mean), three(network.meta.std)));
+            }
         }
         (None, _) => {
-            let three = |numbers: [f64; 3]| numbers.map(|n| n.to_string()).join(",");
             if network.is_foreign() {
                 add("--torchscript", path(&network.file));
                 file.output.iter().for_each(|output| add("--output", output.clone()));

@@ -84,11 +84,11 @@ impl Reported {
         }
     }
 
-    /// How many of so many shipped networks, from the first.
-    pub fn of(self, shipped: usize) -> usize {
+    /// Does the shipped network of this number count?
+    pub fn counts(self, number: usize) -> bool {
         match self {
-            Reported::All => shipped,
-            Reported::First => shipped.min(1),
+            Reported::All => true,
+            Reported::First => number == 0,
         }
     }
 }

@@ -133,7 +133,7 @@ impl Lines<'_> {
                 let x = WIDTH - right + 8.0;
                 let _ = writeln!(
                     c.body,
-                    r#"<path d="M{:.1} {:.1}L{x:.1} {y:.1}h6" fill="none" stroke="{colour}" stroke-width="1"/>"#,
+                    r#"<path d="M{:.1} {:.1}L{x:.1} {y:.1}h6" fill="none" stroke="{colour}" stroke-dasharray="1 3"/>"#,
                     end.0 + 3.0,
                     end.1
                 );
