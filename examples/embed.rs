@@ -12,8 +12,8 @@ use mcl::error::{Error, Result};
 use mcl::extractor::Extractor;
 use mcl::losses::contrast::{self, Contrast};
 use mcl::losses::unit::Norm;
+use mcl::tch::{Device, Kind};
 use mcl::weights::{self, LoadOptions};
-use tch::{Device, Kind};
 
 fn main() -> Result<()> {
     let file: PathBuf = std::env::args().nth(1).ok_or_else(|| Error::input("name a network, e.g. peer-0.safetensors"))?.into();

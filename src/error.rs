@@ -34,6 +34,16 @@ pub enum Error {
         /// What is wrong with it.
         what: String,
     },
+    /// A value of the call that was left out, or would do otherwise, mends it: `arch`, `allow_partial`. Exit code 2.
+    #[error("{}", said(path.as_deref(), what, values, |value| format!("`{value}`")))]
+    Value {
+        /// The file it is about.
+        path: Option<PathBuf>,
+        /// What is wrong and what would mend it, with `{value}` where a value is named.
+        what: String,
+        /// The values that `what` names.
+        values: &'static [&'static str],
+    },
     /// The machine said no: full disk, read-only folder, broken connection. Exit code 1.
     #[error("{what} {}: {source}", path.display())]
     Io {
@@ -82,6 +92,16 @@ impl Error {
         Error::File { path: path.as_ref().to_path_buf(), what: what.into() }
     }
 
+    /// A fault that other values of the call would mend; `what` names them in braces: `{arch}`.
+    pub fn value(values: &'static [&'static str], what: impl Into<String>) -> Error {
+        Error::Value { path: None, what: what.into(), values }
+    }
+
+    /// The same about a user's file.
+    pub fn value_for(path: impl AsRef<Path>, values: &'static [&'static str], what: impl Into<String>) -> Error {
+        Error::Value { path: Some(path.as_ref().to_path_buf()), what: what.into(), values }
+    }
+
     /// For `map_err` on writes and other operations on our own files: `.map_err(Error::io("cannot write", &path))`.
     pub fn io(what: &'static str, path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Error {
         let path = path.as_ref().to_path_buf();
@@ -106,14 +126,30 @@ impl Error {
         one_line(&self.to_string())
     }
 
+    /// The same line as a program prints it whose flags are the values of the call: `--allow-partial` for `allow_partial`.
+    pub fn line_in_flags(&self) -> String {
+        match self {
+            Error::Value { path, what, values } => {
+                one_line(&said(path.as_deref(), what, values, |value| format!("--{}", value.replace('_', "-"))))
+            }
+            other => other.line(),
+        }
+    }
+
     /// The exit code of a command that ends with this error.
     pub fn exit_code(&self) -> i32 {
         match self {
-            Error::Input(_) | Error::Unknown { .. } | Error::File { .. } => 2,
+            Error::Input(_) | Error::Unknown { .. } | Error::File { .. } | Error::Value { .. } => 2,
             Error::Interrupted(_) => 75,
             Error::Io { .. } | Error::Failed(_) | Error::Exhausted(_) | Error::Diverged { .. } | Error::Torch(_) => 1,
         }
     }
+}
+
+/// A message about a file with its values said in some way.
+fn said(path: Option<&Path>, what: &str, values: &[&str], how: impl Fn(&str) -> String) -> String {
+    let what = values.iter().fold(what.to_string(), |what, value| what.replace(&format!("{{{value}}}"), &how(value)));
+    path.map_or(String::new(), |path| format!("{}: ", path.display())) + &what
 }
 
 /// How long a message may be.
@@ -145,6 +181,15 @@ mod tests {
     use super::*;
 
     const REFUSAL: &str = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 400000000000 bytes. Error code 12 (Cannot allocate memory)\nException raised from alloc_cpu at ../c10/core/impl/alloc_cpu.cpp:127 (most recent call first):\nframe #0: c10::Error::Error(c10::SourceLocation) + 0x57";
+
+    #[test]
+    fn a_program_says_values_as_its_flags() {
+        let error = Error::value_for("a/{pool}.pth", &["allow_partial"], "does not fit; {allow_partial} loads what matches");
+        assert_eq!(error.line(), "a/{pool}.pth: does not fit; `allow_partial` loads what matches");
+        assert_eq!(error.line_in_flags(), "a/{pool}.pth: does not fit; --allow-partial loads what matches");
+        assert_eq!(error.exit_code(), 2);
+        assert_eq!(Error::input("{arch}").line_in_flags(), "{arch}");
+    }
 
     #[test]
     fn a_page_of_frames_becomes_one_line() {

@@ -47,7 +47,7 @@
 //! ```
 //! use mcl::losses::contrast::{Contrast, vcl};
 //! use mcl::nets::{self, Network, layers::Pass};
-//! use tch::{Device, Kind, Tensor};
+//! use mcl::tch::{self, Device, Kind, Tensor};
 //!
 //! let arch = nets::find("resnet8")?;
 //! let (network, params) = Network::build(arch, 100, 1, Device::Cpu, Kind::Float); // classes, seed
@@ -75,6 +75,9 @@
 // First: what it prints with takes the place of the standard macros in all that follows.
 #[macro_use]
 pub mod system;
+
+/// Tensors, in the version that this crate is built with: programs outside need no line for it.
+pub use tch;
 
 pub mod cohort;
 pub mod commands;

@@ -158,11 +158,11 @@ fn broken_cifar_files_are_named_with_their_numbers() {
 #[test]
 fn a_missing_set_says_where_was_looked_and_what_brings_it() {
     let spec = find("cifar100").unwrap();
-    let roots = vec![(PathBuf::from("/nowhere/a"), "--data"), (PathBuf::from("/nowhere/b"), "MCL_DATA")];
+    let roots = vec![(PathBuf::from("/nowhere/a"), "given"), (PathBuf::from("/nowhere/b"), "MCL_DATA")];
     let error = (spec.open)(&Request { spec, roots, options: &Options::default() }).err().unwrap();
     assert_eq!(
-        error.to_string(),
-        "dataset cifar100: no cifar-100-binary/train.bin or cifar-100-python/train in /nowhere/a (--data), /nowhere/b (MCL_DATA); \
+        error.line_in_flags(),
+        "dataset cifar100: no cifar-100-binary/train.bin or cifar-100-python/train in /nowhere/a (given), /nowhere/b (MCL_DATA); \
          `mcl-eval data fetch cifar100` brings it, or point --data or MCL_DATA to it"
     );
     assert_eq!(error.exit_code(), 2);
@@ -173,7 +173,7 @@ fn a_missing_set_says_where_was_looked_and_what_brings_it() {
     );
     // What the user names comes first, what is in the working directory last.
     let places = mcl::data::roots(Some(Path::new("/mine")));
-    assert_eq!(places[0], (PathBuf::from("/mine"), "--data"));
+    assert_eq!(places[0], (PathBuf::from("/mine"), "given"));
     assert_eq!(places[places.len() - 1], (PathBuf::from("data"), "./data"));
 }
 

@@ -85,7 +85,7 @@ fn a_torchscript_file_is_measured_as_the_network_it_was_made_of() {
     };
     refused(&["--torchscript", "maps.pt"], "maps.json, as protocols/import/trace.py writes it");
     let with = |more: &[&'static str]| [&["--torchscript", "maps.pt"], &NORMALISED[..], more].concat();
-    refused(&with(&[]), "gives several tensors; choose one by --output NAME: 0 [");
+    refused(&with(&[]), "gives several tensors; choose one by --output: 0 [");
     refused(&with(&["--output", "3"]), "has no output 3; known: 0 [");
     refused(&with(&["--output", "2", "--pool", "cls"]), "which has no first token");
     refused(&with(&["--layers", "1"]), "needs one of our architectures");

@@ -80,7 +80,7 @@ fn main() -> ExitCode {
         })
     };
     panics::guarded(work, |e| {
-        eprintln!("mcl-eval: {}", e.line());
+        eprintln!("mcl-eval: {}", e.line_in_flags());
         ExitCode::from(e.exit_code() as u8)
     })
 }

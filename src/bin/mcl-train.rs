@@ -162,7 +162,7 @@ fn fail(e: Error, ranks: Ranks) -> ExitCode {
     let code = e.exit_code();
     // In one piece: launchers weave the output of ranks together as it comes.
     let say = |who: String| {
-        let _ = std::io::stderr().write_all(format!("mcl-train: {who}{}\n", e.line()).as_bytes());
+        let _ = std::io::stderr().write_all(format!("mcl-train: {who}{}\n", e.line_in_flags()).as_bytes());
     };
     // Every rank knows of these: they leave together.
     if ranks.count() == 1 || matches!(e, Error::Interrupted(_) | Error::Diverged { .. }) {

@@ -34,10 +34,10 @@ fn open(request: &Request) -> Result<Dataset> {
         return Err(Error::input(format!("dataset image_folder: test_share = {}; accepted: more than 0 and less than 1", own.test_share)));
     }
     let (home, _) = request.roots.iter().find(|(root, _)| root.is_dir()).ok_or_else(|| {
-        Error::input(format!(
-            "dataset image_folder: no folder at {}; point --data to the folder that holds the class folders",
-            request.places()
-        ))
+        Error::value(
+            &["data"],
+            format!("dataset image_folder: no folder at {}; point {{data}} to the folder that holds the class folders", request.places()),
+        )
     })?;
     let home = if home.join("image_folder").is_dir() { home.join("image_folder") } else { home.clone() };
     let train = home.join("train");

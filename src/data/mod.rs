@@ -122,10 +122,10 @@ pub struct Request<'a> {
     pub options: &'a Options,
 }
 
-/// The places data are looked for: `--data`, `MCL_DATA`, `./data`.
+/// The places data are looked for, and who named them: the caller, `MCL_DATA`, `./data`.
 pub fn roots(data: Option<&Path>) -> Vec<(PathBuf, &'static str)> {
     let from_env = std::env::var_os("MCL_DATA").filter(|dir| !dir.is_empty()).map(|dir| (PathBuf::from(dir), "MCL_DATA"));
-    data.map(|dir| (dir.to_path_buf(), "--data")).into_iter().chain(from_env).chain([(PathBuf::from("data"), "./data")]).collect()
+    data.map(|dir| (dir.to_path_buf(), "given")).into_iter().chain(from_env).chain([(PathBuf::from("data"), "./data")]).collect()
 }
 
 impl Request<'_> {
@@ -156,11 +156,11 @@ impl Request<'_> {
             let name = self.spec.name;
             let wanted: Vec<String> = self.spec.layouts.iter().map(|(folder, file)| format!("{folder}/{file}")).collect();
             let bring = if self.spec.archives.is_empty() {
-                "it cannot be fetched: point --data or MCL_DATA to it".to_string()
+                "it cannot be fetched: point {data} or MCL_DATA to it".to_string()
             } else {
-                format!("`mcl-eval data fetch {name}` brings it, or point --data or MCL_DATA to it")
+                format!("`mcl-eval data fetch {name}` brings it, or point {{data}} or MCL_DATA to it")
             };
-            Error::input(format!("dataset {name}: no {} in {}; {bring}", wanted.join(" or "), self.places()))
+            Error::value(&["data"], format!("dataset {name}: no {} in {}; {bring}", wanted.join(" or "), self.places()))
         })
     }
 

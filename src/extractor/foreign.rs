@@ -95,7 +95,7 @@ impl Foreign {
     }
 
     fn fault(&self, what: String) -> Error {
-        Error::file(&self.path, what)
+        Error::value_for(&self.path, &["output", "pool"], what)
     }
 }
 
@@ -104,7 +104,7 @@ fn chosen(given: IValue, output: Option<&str>) -> std::result::Result<Tensor, St
     let named: Vec<(String, Tensor)> = match given {
         IValue::Tensor(tensor) => match output {
             None => return Ok(tensor),
-            Some(name) => return Err(format!("gives one tensor, among which --output {name} has nothing to choose")),
+            Some(name) => return Err(format!("gives one tensor, among which {{output}} {name} has nothing to choose")),
         },
         IValue::GenericDict(pairs) => pairs
             .into_iter()
@@ -127,7 +127,7 @@ fn chosen(given: IValue, output: Option<&str>) -> std::result::Result<Tensor, St
         (Some((_, tensor)), None) => Ok(tensor),
         (None, _) if known.is_empty() => Err("its forward gives no tensors".to_string()),
         (None, _) => Err(format!("has no output {}; known: {}", output.unwrap_or_default(), known.join(", "))),
-        (Some(_), Some(_)) => Err(format!("gives several tensors; choose one by --output NAME: {}", known.join(", "))),
+        (Some(_), Some(_)) => Err(format!("gives several tensors; choose one by {{output}}: {}", known.join(", "))),
     }
 }
 
@@ -139,9 +139,9 @@ fn pooled(answer: &Tensor, pool: Option<Pool>) -> std::result::Result<Tensor, St
         (4, None | Some(Pool::Mean)) => Ok(answer.mean_dim([2i64, 3].as_slice(), false, None)),
         (3, Some(Pool::Mean)) => Ok(answer.mean_dim(1, false, None)),
         (3, Some(Pool::Cls)) => Ok(answer.select(1, 0)),
-        (3, None) => Err(format!("its output {size:?} is a row of tokens for every image; say how to pool it: --pool mean or --pool cls")),
-        (2, Some(_)) => Err(format!("its output {size:?} is one vector for every image: --pool has nothing to pool")),
-        (4, Some(Pool::Cls)) => Err(format!("its output {size:?} is a map, which has no first token; accepted: --pool mean")),
+        (3, None) => Err(format!("its output {size:?} is a row of tokens for every image; say how to pool it: {{pool}} mean or cls")),
+        (2, Some(_)) => Err(format!("its output {size:?} is one vector for every image: {{pool}} has nothing to pool")),
+        (4, Some(Pool::Cls)) => Err(format!("its output {size:?} is a map, which has no first token; accepted: {{pool}} mean")),
         _ => Err(format!("its output {size:?} is none of [N, D], [N, T, D] and [N, C, H, W]")),
     }
 }
@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(of(&[2, 3, 2], Some(Pool::Cls)).unwrap(), Tensor::from_slice2(&[[0f32, 1.0], [6.0, 7.0]]));
         assert_eq!(of(&[1, 2, 2, 2], None).unwrap(), Tensor::from_slice2(&[[1.5f32, 5.5]]));
         for (size, pool, says) in [
-            (&[2, 3, 2][..], None, "--pool mean or --pool cls"),
+            (&[2, 3, 2][..], None, "{pool} mean or cls"),
             (&[2, 3], Some(Pool::Mean), "nothing to pool"),
             (&[1, 2, 2, 2], Some(Pool::Cls), "no first token"),
             (&[6], None, "none of"),
@@ -182,7 +182,7 @@ mod tests {
             ])
         };
         assert_eq!(chosen(dict(), Some("b")).unwrap().size(), [1, 3]);
-        assert_eq!(chosen(dict(), None).unwrap_err(), "gives several tensors; choose one by --output NAME: a [1, 2], b [1, 3]");
+        assert_eq!(chosen(dict(), None).unwrap_err(), "gives several tensors; choose one by {output}: a [1, 2], b [1, 3]");
         assert_eq!(chosen(dict(), Some("c")).unwrap_err(), "has no output c; known: a [1, 2], b [1, 3]");
         let tuple = || IValue::Tuple(vec![IValue::Int(1), IValue::Tensor(ramp(&[1, 4]))]);
         assert_eq!(chosen(tuple(), None).unwrap().size(), [1, 4]);

@@ -76,14 +76,13 @@ fn load(entry: &FrozenFile, path: &Path, device: Device) -> Result<Opened> {
     weights::open(path, arch, device, &LoadOptions { strip: entry.strip.clone(), ..LoadOptions::default() })
 }
 
-/// What is wrong with a file, where the message names it already. Flags of `mcl-eval` are said as a recipe says them; a teacher is whole.
+/// What is wrong with a file, where the message names it already. Values are said as a recipe says them; a teacher is whole.
 fn without_path(e: Error) -> String {
-    let what = match e {
+    match e {
         Error::File { what, .. } => what,
+        Error::Value { what, .. } => what.replace(weights::PARTLY, "").replace("{arch}", "frozen = [{ file = \"...\", arch = \"...\" }]"),
         other => other.to_string(),
-    };
-    let whole = what.split("; allow_partial").next().unwrap_or_default();
-    whole.replace("(--arch)", "(frozen = [{ file = \"...\", arch = \"...\" }])")
+    }
 }
 
 /// A network teaches class by class: as many as the run's, and in its order as far as both have names.

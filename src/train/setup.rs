@@ -347,10 +347,11 @@ fn open_folder(job: &mut Job) -> Result<(Option<OpenRun>, Checkpoints)> {
         return Ok((None, checkpoints));
     }
     if checkpoints.any() && !job.resume {
-        return Err(Error::input(format!(
-            "{} already holds a run with checkpoints; add --resume to go on with it, or choose another --out",
-            job.out.display()
-        )));
+        return Err(Error::value_for(
+            &job.out,
+            &["resume", "out"],
+            "already holds a run with checkpoints; {resume} goes on with it, or choose another {out}",
+        ));
     }
     let folder = run.open()?;
     checkpoints.sweep()?;

@@ -243,6 +243,9 @@ fn namings<'a>(params: &Params, file: &HashMap<&'a str, &Tensor>, arch: &Arch, s
     namings
 }
 
+/// What is said where a file does not fit.
+pub(crate) const PARTLY: &str = "; {allow_partial} loads what matches";
+
 /// Copies the tensors of a file into a network's parameters. Anything short of all of them is an error unless the options say otherwise.
 pub fn load_into(params: &Params, weights: &Weights, arch: &Arch, options: &LoadOptions) -> Result<LoadReport> {
     if let Some(meta) = weights.meta.as_ref().filter(|meta| meta.arch != arch.name) {
@@ -252,10 +255,7 @@ pub fn load_into(params: &Params, weights: &Weights, arch: &Arch, options: &Load
     let complete = report.missing.is_empty() && report.unexpected.is_empty() && report.misshapen.is_empty();
     let headless = !report.classifier && options.classifier == Classifier::Required;
     if (!complete || headless) && !options.allow_partial {
-        return Err(Error::file(
-            &weights.path,
-            format!("does not fit {}: {report}; allow_partial (--allow-partial) loads what matches", arch.name),
-        ));
+        return Err(Error::value_for(&weights.path, &["allow_partial"], format!("does not fit {}: {report}{PARTLY}", arch.name)));
     }
     if report.matched == 0 {
         return Err(Error::file(&weights.path, format!("holds nothing of {}", arch.name)));
@@ -393,9 +393,10 @@ pub fn open(path: &Path, arch: Option<&'static Arch>, device: Device, options: &
         (Some(arch), _) => arch,
         (None, Some(meta)) => nets::find(&meta.arch)?,
         (None, None) => identify(&weights, options)?.ok_or_else(|| {
-            Error::file(
+            Error::value_for(
                 path,
-                "names no architecture, its tensors are of none of ours (`mcl-train list archs`), and none was given (--arch)",
+                &["arch"],
+                "names no architecture, its tensors are of none of ours (`mcl-train list archs`), and none was given ({arch})",
             )
         })?,
     };
