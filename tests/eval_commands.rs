@@ -93,6 +93,8 @@ fn a_line_of_a_plan_is_refused_as_the_command_would() {
         "knn --dataset cifar100 --k 1,20 --peer all",
         "centroid --dataset cifar100 --set distances=[\"cosine\"]",
         "few-shot --dataset stl10 --shots 1,5 --tries 3",
+        "fine-tune --dataset stl10 --images all --seeds 1,2,3 --set epochs=100",
+        "fine-tune --peer all --dataset tiny_imagenet --layers last --set images=500",
         "tsne --peer 0 --dataset stl10 --set samples=1500",
         "cohort",
         "compare a b --dataset stl10 --protocol sweep",
@@ -114,6 +116,8 @@ fn a_line_of_a_plan_is_refused_as_the_command_would() {
         ("centroid --dataset stl10 --set distances=[]", "distances = []; accepted: cosine, euclidean or both"),
         ("few-shot --fractions 0.5 --recipe r.toml", "--fractions trains runs of its own"),
         ("few-shot --dataset stl10 --tries 0", "tries = 0; accepted: 1 to 1000000"),
+        ("fine-tune --dataset stl10 --torchscript net.pt", "a TorchScript file is frozen as it was traced"),
+        ("fine-tune --dataset stl10 --set images=0", "images = 0; accepted: a number from 4, or \"all\""),
         ("tsne --engine fast", "fast"),
         ("compare a,b c", "2 on the left, 1 on the right"),
     ] {

@@ -26,7 +26,7 @@ const MAY_USE: &[(&str, &str)] = &[
     ("cohort", "data nets params rng system"),
     ("methods", "cohort data error limits losses nets optim params recipe registry rng system"),
     ("train", "cohort data error extractor files limits losses methods nets optim params recipe rng run system weights"),
-    ("eval", "cohort data error extractor files limits losses methods nets params recipe report rng run settings system weights"),
+    ("eval", "cohort data error extractor files limits losses methods nets optim params recipe report rng run settings system weights"),
     ("export", "error eval files nets params registry report rng run weights"),
     ("experiment", "data error eval files limits methods nets params recipe registry report rng run system weights"),
     (

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use mcl::data::Sampling::{ClassPairs, Shuffled};
-use mcl::data::sampler::{epoch, for_training, hash, holdout, stratified, write_index};
+use mcl::data::sampler::{drawn, epoch, for_training, hash, holdout, stratified, write_index};
 
 fn labels(classes: usize, each: usize) -> Vec<i64> {
     (0..classes * each).map(|i| (i % classes) as i64).collect()
@@ -19,6 +19,29 @@ fn shuffled_is_every_image_once_with_the_short_batch_kept() {
     assert_eq!(batches, epoch(&labels, Shuffled, 128, 1, 0).unwrap());
     assert_ne!(batches, epoch(&labels, Shuffled, 128, 1, 1).unwrap());
     assert_ne!(batches, epoch(&labels, Shuffled, 128, 2, 0).unwrap());
+}
+
+/// Of classes of 60, 30, 9 and 1 images: as many as asked for, each class within one of its share, a part of the next larger draw.
+#[test]
+fn a_draw_has_the_number_asked_for_and_every_class_its_share() {
+    let sizes = [60usize, 30, 9, 1];
+    let labels: Vec<i64> = sizes.iter().enumerate().flat_map(|(class, &n)| vec![class as i64; n]).collect();
+    let mut smaller = vec![];
+    for count in 0..=100 {
+        let part = drawn(&labels, count, 3, "images");
+        assert!(part.len() == count && part.is_sorted() && smaller.iter().all(|i| part.contains(i)), "{count}");
+        for (class, &n) in sizes.iter().enumerate() {
+            let share = (count * n) as f64 / 100.0;
+            let got = part.iter().filter(|&&i| labels[i] == class as i64).count() as f64;
+            assert!((got - share).abs() < 1.0, "{got} of class {class} in {count}: its share is {share}");
+        }
+        smaller = part;
+    }
+    // 10 of each of 100 classes, as VTAB-1k would have of CIFAR-100.
+    let even = drawn(&(0..50_000).map(|i| i % 100).collect::<Vec<_>>(), 1000, 1, "images");
+    assert!((0..100).all(|class| even.iter().filter(|&&i| i % 100 == class).count() == 10));
+    assert_ne!(even, drawn(&(0..50_000).map(|i| i % 100).collect::<Vec<_>>(), 1000, 2, "images"));
+    assert_eq!(drawn(&labels, 1000, 1, "images").len(), 100);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
+use rand::RngCore;
 use rand::seq::{SliceRandom, index};
 
 use super::{Sampling, Split};
@@ -105,6 +106,24 @@ fn class_pairs(labels: &[i64], batch: usize, seed: u64, epoch: u64) -> Result<Ve
 pub fn stratified(labels: &[i64], fraction: f64, seed: u64) -> Vec<usize> {
     let keep = |members: usize| ((members as f64 * fraction).round() as usize).clamp(1, members);
     parts(labels, seed, "fraction", keep).0
+}
+
+/// Exactly `count` images, of every class as near to its share as whole images allow (Sainte-Laguë's rule), in the order of the split.
+/// `what` names the draw; of two counts the smaller is part of the larger.
+pub fn drawn(labels: &[i64], count: usize, seed: u64, what: &str) -> Vec<usize> {
+    let mut places: Vec<(f64, u32, u32)> = vec![];
+    for (class, mut members) in by_class(labels) {
+        let mut rng = rng::stream(seed, what, &[class as u64]);
+        members.shuffle(&mut rng);
+        // Where two classes have the same claim to an image, chance decides.
+        let lot = rng.next_u32();
+        let each = members.len() as f64;
+        places.extend(members.into_iter().enumerate().map(|(k, i)| ((k as f64 + 0.5) / each, lot, i)));
+    }
+    places.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)).then(a.2.cmp(&b.2)));
+    let mut taken: Vec<usize> = places.into_iter().take(count).map(|(.., i)| i as usize).collect();
+    taken.sort_unstable();
+    taken
 }
 
 /// What a run learns from and what it holds out: `holdout` images of every class by seed first, then `fraction` of the rest.

@@ -19,7 +19,7 @@ use crate::limits::{self, Need};
 const VERSION: &str = "3";
 const BATCH: usize = 256;
 /// Images up to this side are resized once and kept in memory; larger ones are resized batch by batch.
-pub(crate) const SMALL: usize = 64;
+const SMALL: usize = 64;
 
 /// Pooled features of a split, in its order: `x` [N, D] f32 on the CPU.
 pub struct Features {
@@ -83,6 +83,18 @@ impl Prepared {
             (false, false) => Transform::centre(side, mean, std),
         };
         Ok(Prepared { dataset: dataset.clone(), transform, original: dataset.clone() })
+    }
+}
+
+impl Prepared {
+    /// What happens to training images: what happens to all, or the augmentation networks of this size are trained with.
+    pub(crate) fn training_transform(&self, augment: bool) -> Transform {
+        let Transform { size, mean, std, .. } = self.transform;
+        match (augment, size <= SMALL) {
+            (false, _) => self.transform.clone(),
+            (true, true) => Transform::pad_crop(size, mean, std),
+            (true, false) => Transform::random_resized(size, mean, std),
+        }
     }
 }
 

@@ -19,6 +19,7 @@ mod restored;
 pub(crate) mod rows;
 pub mod runs;
 pub mod score;
+mod seeds;
 pub mod stats;
 pub mod target;
 

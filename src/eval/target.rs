@@ -1,4 +1,4 @@
-//! What measurements of frozen features on another dataset share: the flags that say what is measured, and the walk over the networks.
+//! What measurements on another dataset share: the flags that say what is measured, and the walk over the networks.
 
 use super::Common;
 use super::dataset::TargetDataset;

@@ -134,6 +134,7 @@ impl Question {
             ("linear-probe", _) => format!("linear probe ({protocol})"),
             ("knn", Some((_, k))) => format!("{k} nearest neighbours"),
             ("few-shot", Some((_, shots))) => format!("{shots} labelled image{} a class", if shots == "1" { "" } else { "s" }),
+            ("fine-tune", Some((_, images))) => format!("fine-tuned on {images} images"),
             (other, _) => format!("{other} {}", self.variant),
         };
         format!("{}: {what}", self.dataset)

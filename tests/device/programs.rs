@@ -174,6 +174,7 @@ const MEASURED: &[(&str, &[&str], f64)] = &[
     ("knn", &["--run", "one", "--dataset", "synthetic"], 0.5),
     ("centroid", &["--run", "one", "--dataset", "synthetic"], 0.3),
     ("few-shot", &["--run", "one", "--dataset", "synthetic", "--shots", "1", "--tries", "2"], 0.5),
+    ("fine-tune", &["--run", "one", "--dataset", "synthetic", "--images", "96", "--set", "epochs=1", "--set", "lrs=[0.001,0.002]"], 1.0),
     ("tsne", &["--run", "one", "--set", "samples=120", "--set", "iterations=60", "--set", "perplexity=10.0"], 10.0),
     ("cohort", &["--run", "one"], 0.5),
     ("lambda", &["--run", "one"], 0.5),

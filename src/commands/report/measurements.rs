@@ -84,7 +84,7 @@ pub(super) fn section(records: &[&Record]) -> Result<Section> {
         section.table(shown.without_empty_columns());
     }
     if !section.parts.is_empty() {
-        section.text("± is the standard deviation over probe seeds of one network. The 95 % interval is over test images (bootstrap, of the last seed), for few-shot over draws of the labelled images (Student's t). Neither says how another training run would come out.");
+        section.text("± is the standard deviation over seeds of one network: of its probe, or of its fine-tuning, which draws other images with each. The 95 % interval is over test images (bootstrap, of the last seed), for few-shot over draws of the labelled images (Student's t). Neither says how another training run would come out.");
     }
     Ok(section)
 }

@@ -5,10 +5,9 @@ use crate::error::Result;
 use crate::eval::network::TrainedNetwork;
 use crate::eval::probe::{self, ProbeProtocol, Seeded};
 use crate::eval::protocol::Shipped;
-use crate::eval::record::{self, Record};
+use crate::eval::record::Record;
 use crate::eval::target::{Subjects, TargetArgs};
-use crate::eval::{Common, stats};
-use crate::report::{Cell, Table, table};
+use crate::eval::{Common, seeds};
 
 /// The flags of the command.
 #[derive(Debug, Clone, clap::Args)]
@@ -34,14 +33,8 @@ impl Measurement for Args {
         let protocol = self.protocol()?;
         let subjects = self.on.open(common)?;
         let records = subjects.each(common, |network| measure(network, &subjects, &protocol, common))?;
-        if common.json {
-            common.print_json(&record::json(&records, common));
-            return Ok(());
-        }
-        println!("linear probe -> {}, split {}", subjects.target.counted(), &subjects.target.hash[..16]);
-        print!("{}", tabulate(&records).plain());
-        over_seeds(&records)?.iter().for_each(|line| println!("{line}"));
-        Ok(())
+        let heading = format!("linear probe -> {}, split {}", subjects.target.counted(), &subjects.target.hash[..16]);
+        seeds::show(&records, &heading, "probe", common)
     }
 }
 
@@ -60,50 +53,8 @@ fn measure(network: &TrainedNetwork, subjects: &Subjects, protocol: &ProbeProtoc
         let record = Record { seed: Some(seed), seconds, warnings: probe.warnings, ..record };
         let mut record = record.score(&probe.score, seed, &target.dataset.classes);
         record.detail["chosen"] = probe.chosen;
-        common.say(format!(
-            "{}: seed {seed}: {}top-1 {:.2} ({}), top-5 {:.2}, {seconds:.1} s",
-            network.name,
-            probe::chosen_in_words(&record.detail["chosen"]).map_or(String::new(), |chosen| format!("{chosen}, ")),
-            record.value,
-            record.interval().shown(),
-            probe.score.top5()
-        ));
+        seeds::say(&record, common);
         records.push(record);
     }
     Ok(records)
-}
-
-/// One row a seed.
-fn tabulate(records: &[Record]) -> Table {
-    let mut shown = Table::new("", &["network", "method", "seed", "top-1", "95 % over images", "top-5", "trained with"]);
-    for r in records {
-        shown.push(vec![
-            Cell::text(&r.subject),
-            Cell::text(&r.method),
-            r.seed.map_or(Cell::Empty, |seed| Cell::text(seed.to_string())),
-            Cell::Score(r.value, 2),
-            r.interval(),
-            Cell::score(r.top5),
-            probe::chosen_in_words(&r.detail["chosen"]).map_or(Cell::Empty, Cell::text),
-        ]);
-    }
-    shown
-}
-
-/// For networks that were probed with several seeds: the mean, and how much of it is the probe's own chance.
-fn over_seeds(records: &[Record]) -> Result<Vec<String>> {
-    let all: Vec<&Record> = records.iter().collect();
-    let mut lines = vec![];
-    for own in table::together(&all, |r| vec![r.subject.clone()])? {
-        if let (mean, Some(half)) = stats::mean_interval(&own.iter().map(|r| r.value).collect::<Vec<_>>()) {
-            lines.push(format!(
-                "{}: mean of {} probe seeds {mean:.2}, 95 % interval over probe seeds {:.2} to {:.2} (Student's t); the network is one draw",
-                own[0].subject,
-                own.len(),
-                mean - half,
-                mean + half
-            ));
-        }
-    }
-    Ok(lines)
 }

@@ -6,6 +6,7 @@ pub mod centroid;
 pub mod cohort;
 pub mod compare;
 pub mod few_shot;
+pub mod fine_tune;
 pub mod knn;
 pub mod lambda;
 pub mod linear_probe;
@@ -25,6 +26,7 @@ pub const MEASURES: &[Measure] = &[
     Measure::of::<knn::Args>(),
     Measure::of::<centroid::Args>(),
     Measure::of::<few_shot::Args>(),
+    Measure::of::<fine_tune::Args>(),
     Measure::of::<tsne::Args>(),
     Measure::of::<cohort::Args>(),
     Measure::of::<lambda::Args>(),

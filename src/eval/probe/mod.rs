@@ -47,7 +47,7 @@ impl ProbeKind {
             ProbeKind::Sweep(p) => p.check()?,
             ProbeKind::Lbfgs(p) => p.check()?,
         }
-        require(!self.seeds().is_empty() && all_different(self.seeds()), "seeds", self.seeds(), "at least one, each once")
+        check_seeds(self.seeds())
     }
 
     fn image_size(&self) -> i64 {
@@ -169,23 +169,36 @@ fn held_out(y: &[i64], share: f64, seed: u64) -> Result<(Vec<usize>, Vec<usize>)
 }
 
 /// The place of the best accuracy, the first of equals.
-fn best(accuracies: &[f64]) -> usize {
+pub(crate) fn best(accuracies: &[f64]) -> usize {
     (0..accuracies.len()).rev().max_by(|&a, &b| accuracies[a].total_cmp(&accuracies[b])).expect("at least one setting")
 }
 
-fn edge_warning(what: &str, chosen: usize, values: &[f64]) -> Option<String> {
+pub(crate) fn edge_warning(what: &str, chosen: usize, values: &[f64]) -> Option<String> {
     let edge = values.len() > 1 && (chosen == 0 || chosen + 1 == values.len());
     edge.then(|| format!("the best {what} is {}, at the edge of the sweep: widen it", values[chosen]))
 }
 
 /// Images of a batch, and passes over them.
-fn check_counts(batch: usize, epochs: usize) -> Result<()> {
+pub(crate) fn check_counts(batch: usize, epochs: usize) -> Result<()> {
     limits::count("protocol: batch", batch, 1, limits::MOST_BATCH)?;
     limits::count("protocol: epochs", epochs, 1, limits::MOST_ROUNDS)
 }
 
+/// Learning rates that a held-out part chooses among, and that part.
+pub(crate) fn check_choice(lrs: &[f64], holdout: f64) -> Result<()> {
+    require(!lrs.is_empty() && lrs.iter().all(|l| *l > 0.0 && l.is_finite()), "lrs", lrs, "numbers above 0")?;
+    limits::count("protocol: lrs, how many", lrs.len(), 1, 1000)?;
+    require(lrs.is_sorted(), "lrs", lrs, "in rising order")?;
+    require(holdout > 0.0 && holdout < 1.0, "holdout", holdout, "between 0 and 1")
+}
+
+/// Seeds to repeat a measurement with.
+pub(crate) fn check_seeds(seeds: &[u64]) -> Result<()> {
+    require(!seeds.is_empty() && all_different(seeds), "seeds", seeds, "at least one, each once")
+}
+
 /// Momentum and weight decay as SGD takes them.
-fn check_sgd(momentum: f64, weight_decay: f64) -> Result<()> {
+pub(crate) fn check_sgd(momentum: f64, weight_decay: f64) -> Result<()> {
     let ok = (0.0..1.0).contains(&momentum) && weight_decay >= 0.0 && weight_decay.is_finite();
     require(ok, "momentum, weight_decay", (momentum, weight_decay), "0 to 1, 0 or more")
 }

@@ -6,10 +6,10 @@ use tch::Device;
 
 use super::heads::Heads;
 use super::{Probe, check_counts, check_sgd};
-use crate::data::{Loader, Sampling, Transform, sampler};
+use crate::data::{Loader, Sampling, sampler};
 use crate::error::Result;
 use crate::eval::Common;
-use crate::eval::features::{self, Features, Prepared};
+use crate::eval::features::{Features, Prepared};
 use crate::eval::network::TrainedNetwork;
 use crate::eval::protocol::{Shipped, require};
 use crate::eval::score::Score;
@@ -61,14 +61,7 @@ impl Paper {
         common: &Common,
     ) -> Result<Probe> {
         let split = &prepared.dataset.train;
-        let side = prepared.transform.size;
-        let (mean, std) = (network.meta.mean, network.meta.std);
-        let transform = match (self.augment, side <= features::SMALL) {
-            (false, _) => prepared.transform.clone(),
-            (true, true) => Transform::pad_crop(side, mean, std),
-            // What networks for large images are trained with.
-            (true, false) => Transform::random_resized(side, mean, std),
-        };
+        let transform = prepared.training_transform(self.augment);
         let classes = prepared.dataset.classes.len() as i64;
         let mut heads = Heads::new(&[self.lr], classes, test.x.size()[1], self.momentum, self.weight_decay, seed, Device::Cpu);
         let mut extractor = network.extractor(common)?;

@@ -5,14 +5,13 @@ use serde_json::json;
 use tch::Tensor;
 
 use super::heads::Heads;
-use super::{Probe, best, check_counts, check_sgd, edge_warning, held_out};
+use super::{Probe, best, check_choice, check_counts, check_sgd, edge_warning, held_out};
 use crate::data::{Sampling, sampler};
 use crate::error::Result;
 use crate::eval::Common;
 use crate::eval::features::Features;
-use crate::eval::protocol::{Shipped, require};
+use crate::eval::protocol::Shipped;
 use crate::eval::score::Score;
-use crate::limits;
 use crate::system::device;
 
 pub(super) const SHIPPED: Shipped =
@@ -43,10 +42,7 @@ enum Falling {
 impl Sweep {
     pub(super) fn check(&self) -> Result<()> {
         check_counts(self.batch, self.epochs)?;
-        require(!self.lrs.is_empty() && self.lrs.iter().all(|l| *l > 0.0 && l.is_finite()), "lrs", &self.lrs, "numbers above 0")?;
-        limits::count("protocol: lrs, how many", self.lrs.len(), 1, 1000)?;
-        require(self.lrs.is_sorted(), "lrs", &self.lrs, "in rising order")?;
-        require(self.holdout > 0.0 && self.holdout < 1.0, "holdout", self.holdout, "between 0 and 1")?;
+        check_choice(&self.lrs, self.holdout)?;
         check_sgd(self.momentum, self.weight_decay)
     }
 
