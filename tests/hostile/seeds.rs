@@ -3,13 +3,14 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use mcl::nets::{self, Network};
 use mcl::weights::{self, Meta};
 use tch::{Device, Kind as Type, Tensor};
 
 use super::formats;
-use super::readers::{EVAL, measure_kept_command, program, resume_command};
+use super::readers::{EVAL, embed_script, measure_kept_command, program, report, report_plan, resume_command, train_recipe};
 
 const RECIPE: &str = r#"
 [data]
@@ -165,6 +166,7 @@ pub fn write(root: &Path) {
     write_features(&root.join("features"));
     file(&root.join("plan"), "plan.toml", PLAN);
     file(&root.join("plan"), "recipe.toml", RECIPE);
+    works(&root.join("plan"), report_plan(&root.join("plan"), ""), "out");
     write_runs(root);
 }
 
@@ -281,6 +283,8 @@ fn write_scripts(root: &Path) {
     for i in 0..3u8 {
         picture(root, &format!("images/{i}.png"), 20, 50 * i);
     }
+    fs::create_dir(root.join("out")).unwrap();
+    works(root, embed_script(root, ""), "out");
 }
 
 /// A recipe whose networks learn from two that do not.
@@ -296,15 +300,15 @@ fn write_frozen(root: &Path) {
         r#"frozen = ["teacher.safetensors", { file = "teacher.pth", arch = "resnet8", mean = [0.5, 0.5, 0.5], std = [0.2, 0.2, 0.2] }]"#;
     let recipe = RECIPE.replace("archs = [\"resnet8\", \"resnet8\"]", &format!("archs = [\"resnet8\"]\n{frozen}"));
     let (recipe, _) = recipe.split_once("[method]").unwrap();
-    file(root, "recipe.toml", format!("{}\n[method]\nname = \"dml\"\n", recipe.replace("epochs = 2", "epochs = 1")));
+    let recipe = recipe.replace("epochs = 2", "epochs = 1").replace("warmup = 1", "warmup = 0");
+    file(root, "recipe.toml", format!("{recipe}\n[method]\nname = \"dml\"\n"));
+    works(root, train_recipe(root, ""), "out");
 }
 
 /// A network whose features of a dataset are in the cache.
 fn write_features(root: &Path) {
     copy_tree(&root.with_file_name("protocol"), root);
-    let done = measure_kept_command(root, "").output().unwrap();
-    assert!(done.status.success(), "the seed cannot be measured: {}", String::from_utf8_lossy(&done.stderr));
-    fs::remove_dir_all(root.join("out")).unwrap();
+    works(root, measure_kept_command(root, ""), "out");
     assert_eq!(fs::read_dir(root.join("cache/features")).unwrap().count(), 2, "training and test images");
 }
 
@@ -358,6 +362,7 @@ fn write_runs(root: &Path) {
     let mapped = program(EVAL, &whole).args(maps).args(["--threads", "1", "--quiet", "--run"]).arg(&run).output().unwrap();
     assert!(mapped.status.success(), "the seed cannot be mapped: {}", String::from_utf8_lossy(&mapped.stderr));
     fs::remove_dir_all(run.join("checkpoints")).unwrap();
+    works(&whole, report(&whole, ""), "report");
     // Back to the end of the first epoch.
     let run = part.join("run");
     let mut steps: Vec<(usize, PathBuf)> = fs::read_dir(run.join("checkpoints"))
@@ -379,6 +384,13 @@ fn write_runs(root: &Path) {
             fs::rename(&entry, entry.with_file_name("events.out.tfevents.1.seed")).unwrap();
         }
     }
+}
+
+/// Does the program read what is not damaged? Otherwise damage would say nothing. What it wrote is no part of the seed.
+fn works(root: &Path, mut command: Command, wrote: &str) {
+    let done = command.output().unwrap();
+    assert!(done.status.success(), "{command:?} refuses the seed: {}", String::from_utf8_lossy(&done.stderr));
+    fs::remove_dir_all(root.join(wrote)).unwrap();
 }
 
 fn copy_tree(from: &Path, to: &Path) {
