@@ -165,6 +165,7 @@ pub fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<()> {
 
 /// Reads a JSON file of ours; a file that is not what it should be is named.
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
+    fits(path)?;
     let text = fs::read_to_string(path).map_err(Error::open(path))?;
     serde_json::from_str(&text).map_err(|e| Error::file(path, e.to_string()))
 }

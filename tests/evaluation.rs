@@ -149,6 +149,14 @@ fn cached_features_are_used_only_while_nothing_changed() {
     let fresh = |log: &str| (log.matches("extracted and kept").count(), log.matches("from the cache").count());
     assert_eq!(fresh(&knn(&[])), (2, 0));
     assert_eq!(fresh(&knn(&[])), (0, 2));
+    // One bit of one number, which stays a number: without a checksum it would be measured in silence.
+    let kept = fs::read_dir(root.path().join("cache/features")).unwrap().next().unwrap().unwrap().path();
+    let mut bytes = fs::read(&kept).unwrap();
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let known: serde_json::Value = serde_json::from_slice(&bytes[8..header]).unwrap();
+    bytes[header + known["features"]["data_offsets"][0].as_u64().unwrap() as usize + 2] ^= 1;
+    fs::write(&kept, &bytes).unwrap();
+    assert_eq!(fresh(&knn(&[])), (1, 1), "a damaged file");
     assert_eq!(fresh(&knn(&["--image-size", "24"])), (2, 0), "another size");
     assert_eq!(fresh(&knn(&["--no-cache"])), (0, 0));
     let file = run.join("networks/peer-0.safetensors");

@@ -195,6 +195,9 @@ fn refusals_come_before_the_first_run() {
     refused(("\"accuracy\"", "\"acuracy\""), &["acuracy"]);
     refused(("--set cs=[0.1,1.0]", "--set cs=[]"), &["cs = []"]);
     refused(("method.temperature=2.0", "method.heat=2.0"), &["heat"]);
+    refused(("seeds = [1, 2]", "seeds = [1, 1]"), &["names seed 1 twice", "one seed is one draw"]);
+    refused(("name = \"warm\"", "name = \"../../warm\""), &["`../../warm` would be a folder"]);
+    refused(("name = \"map\"", "name = \"/tmp/map\""), &["`/tmp/map` would be a folder"]);
     refused(("name = \"warm\"", "name = \"dml\""), &["two settings are called `dml`"]);
     refused(("tsne --peer 0", "tsne --pear 0"), &["--pear"]);
     refused(("iterations=60", "iteration=60"), &["unknown key `iteration`"]);

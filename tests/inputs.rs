@@ -289,6 +289,98 @@ fn a_file_larger_than_memory_is_refused_by_its_size() {
     assert_refused(&eval(root, &["data", "check", "cifar100", "--data", "."]), 2, &["train.bin", "825.2 GB"]);
     let output = train(Path::new("/dev/zero"), &root.join("out"), &[]).output().unwrap();
     assert_refused(&output, 2, &["/dev/zero", "longer than"]);
+    assert_refused(&eval(root, &["evidence", "/dev/zero", "--out", "out"]), 2, &["/dev/zero", "longer than"]);
+    hole(&root.join("stl10_binary/class_names.txt"), b"", 1 << 40);
+    assert_refused(&eval(root, &["data", "check", "stl10", "--data", "."]), 2, &["class_names.txt", "longer than"]);
+    fs::copy(root.join("good.safetensors"), root.join("script.pt")).unwrap();
+    hole(&root.join("script.json"), b"{", 1 << 40);
+    assert_refused(&eval(root, &["knn", "--torchscript", "script.pt", "--dataset", "synthetic"]), 2, &["script.json", "1099.5 GB"]);
+}
+
+/// The archive again with right checksums, its entries as `change` leaves them.
+fn rewritten(from: &Path, to: &Path, method: zip::CompressionMethod, change: impl Fn(&str, &mut Vec<u8>)) {
+    let mut archive = zip::ZipArchive::new(fs::File::open(from).unwrap()).unwrap();
+    let mut out = zip::ZipWriter::new(fs::File::create(to).unwrap());
+    for i in 0..archive.len() {
+        let mut entry = archive.by_index(i).unwrap();
+        let mut bytes = vec![];
+        std::io::Read::read_to_end(&mut entry, &mut bytes).unwrap();
+        change(entry.name(), &mut bytes);
+        out.start_file(entry.name(), zip::write::FileOptions::default().compression_method(method)).unwrap();
+        out.write_all(&bytes).unwrap();
+    }
+    out.finish().unwrap();
+}
+
+/// libtorch believes what it reads of such a file: one that is damaged is refused before it gets it.
+#[test]
+fn a_damaged_torchscript_file_is_refused_before_libtorch_opens_it() {
+    let folder = bench();
+    let root = folder.path();
+    let save = |file: &str, params: &Params| {
+        let module = nets::graph::module(nets::find("resnet8").unwrap(), params, nets::graph::Answer::Logits);
+        weights::torchscript::save(&root.join(file), &module).unwrap();
+    };
+    let measure =
+        |file: &str| eval(root, &["embed", "--torchscript", file, "--images", "images.safetensors", "--out", "answer.safetensors"]);
+    let (params, _) = network();
+    save("good.pt", &params);
+    assert!(measure("good.pt").status.success());
+    fs::remove_file(root.join("answer.safetensors")).unwrap();
+    // One bit of the last weight, which stays a number.
+    let mut bytes = fs::read(root.join("good.pt")).unwrap();
+    let weight = Vec::<f32>::try_from(params.named().iter().find(|(n, _)| n == "conv1.weight").unwrap().1.contiguous().view(-1)).unwrap();
+    let weight: Vec<u8> = weight[..8].iter().flat_map(|w| w.to_le_bytes()).collect();
+    let at = bytes.windows(weight.len()).position(|part| part == weight).unwrap();
+    bytes[at] ^= 1;
+    fs::write(root.join("bit.pt"), bytes).unwrap();
+    assert_refused(&measure("bit.pt"), 2, &["bit.pt", "checksum"]);
+    // A shape that reads the memory behind its storage.
+    let stored = zip::CompressionMethod::Stored;
+    rewritten(&root.join("good.pt"), &root.join("shape.pt"), stored, |name, bytes| {
+        let (from, to) = (b"(K\x10K\x03K\x03K\x03t", b"(M\xff\x7fK\x03K\x03K\x03t");
+        if name.ends_with("data.pkl") {
+            let at = bytes.windows(from.len()).position(|part| part == from).expect("the first convolution");
+            bytes.splice(at..at + from.len(), to.iter().copied());
+        }
+    });
+    assert_refused(&measure("shape.pt"), 2, &["shape.pt", "conv1.weight", "32767", "432 numbers of its storage"]);
+    // 400 MB of nothing in 0.4.
+    rewritten(&root.join("good.pt"), &root.join("bomb.pt"), zip::CompressionMethod::Deflated, |name, bytes| {
+        if name.ends_with(".py") {
+            bytes.extend(vec![b' '; 400 << 20]);
+        }
+    });
+    assert_refused(&measure("bomb.pt"), 2, &["bomb.pt", "holds more bytes"]);
+    // A running statistic is no parameter, and is looked at all the same.
+    let (_, variance) = params.named().into_iter().find(|(n, _)| n == "layer2.0.bn1.running_var").unwrap();
+    let _ = tch::no_grad(|| variance.view(-1).get(3).fill_(f64::NAN));
+    save("nan.pt", &params);
+    assert_refused(&measure("nan.pt"), 2, &["nan.pt", "layer2.0.bn1.running_var", "1 of its 32 numbers"]);
+    assert!(!root.join("answer.safetensors").exists());
+}
+
+/// A network that teaches is read as carefully as one that is measured.
+#[test]
+fn a_teacher_that_cannot_answer_is_named() {
+    let folder = bench();
+    let teach = |file: &str| {
+        let frozen = format!("[\"resnet8\"]\nfrozen = [\"{file}\"]\n");
+        let text = SMALL.replace("[\"resnet8\", \"resnet8\"]\n", &frozen).replace("\"l_mcl\"", "\"dml\"");
+        assert_ne!(text, SMALL);
+        let path = recipe(folder.path(), &text);
+        let more = ["--quiet", "--set", "data.image_size=16", "--set", "train.epochs=1"];
+        train(&path, &folder.path().join("taught"), &more).current_dir(folder.path()).output().unwrap()
+    };
+    let (params, meta) = network_of(32);
+    let meta = Meta { classes: (0..32).map(|c| c.to_string()).collect(), ..meta };
+    let save = |file: &str, meta: &Meta| weights::save_safetensors(&folder.path().join(file), &params.named(), meta).unwrap();
+    save("flat.safetensors", &Meta { std: [0.25, 0.0, 0.25], ..meta.clone() });
+    assert_refused(&teach("flat.safetensors"), 2, &["flat.safetensors", "normalised with 0", "above 0"]);
+    let (_, variance) = params.named().into_iter().find(|(n, _)| n == "layer2.0.bn1.running_var").unwrap();
+    let _ = tch::no_grad(|| variance.shallow_clone().fill_(-1.0));
+    save("root.safetensors", &meta);
+    assert_refused(&teach("root.safetensors"), 1, &["root.safetensors", "not finite"]);
 }
 
 // ---- C9: limits ----
@@ -317,7 +409,8 @@ fn numbers_beyond_any_machine_are_refused_before_anything_is_allocated() {
     for (more, parts) in cases {
         let mut command = Command::new(support::TRAIN);
         command.arg("run").arg(&path).arg("--out").arg(&out).args(["--device", "cpu", "--quiet"]).args(*more);
-        let output = limited(command);
+        // Little more than the program itself maps.
+        let output = limited_to(command, 2 << 30);
         assert_refused(&output, 2, parts);
         assert_eq!(String::from_utf8_lossy(&output.stderr).lines().count(), 1, "{more:?}");
         assert!(!out.exists(), "{more:?} wrote something");

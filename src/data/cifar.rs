@@ -275,7 +275,7 @@ fn unpickle(path: &Path) -> Result<pickle::Value> {
 }
 
 fn binary_names(path: &PathBuf) -> Result<Vec<String>> {
-    let text = std::fs::read_to_string(path).map_err(Error::open(path))?;
+    let text = files::read_text(path)?;
     Ok(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_string).collect())
 }
 

@@ -35,7 +35,7 @@ const IMAGE: usize = SIDE * SIDE * 3;
 
 /// Other sets come as train_X.bin too: this one has ten class names beside it, and images of 96 x 96.
 fn is_stl10(home: &Path) -> bool {
-    let names = std::fs::read_to_string(home.join("class_names.txt")).map(|text| text.split_whitespace().count());
+    let names = files::read_text(&home.join("class_names.txt")).map(|text| text.split_whitespace().count());
     let size = std::fs::metadata(home.join("train_X.bin")).map(|file| file.len());
     names.is_ok_and(|n| n == CLASSES) && size.is_ok_and(|size| size > 0 && size.is_multiple_of(IMAGE as u64))
 }
@@ -43,7 +43,7 @@ fn is_stl10(home: &Path) -> bool {
 fn open(request: &Request) -> Result<Dataset> {
     let (home, _) = request.home()?;
     let names = home.join("class_names.txt");
-    let text = std::fs::read_to_string(&names).map_err(Error::open(&names))?;
+    let text = files::read_text(&names)?;
     let classes: Vec<String> = text.split_whitespace().map(str::to_string).collect();
     if classes.len() != CLASSES {
         return Err(Error::file(names, format!("{} class names; stl10 has {CLASSES}", classes.len())));

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::{Archive, Dataset, DatasetSpec, Pixels, Request, Split, class_folders};
 use crate::error::{Error, Result};
+use crate::files;
 
 pub const SPEC: DatasetSpec = DatasetSpec {
     layouts: &[("tiny-imagenet-200", "wnids.txt")],
@@ -23,8 +24,7 @@ pub const SPEC: DatasetSpec = DatasetSpec {
 fn open(request: &Request) -> Result<Dataset> {
     let (home, _) = request.home()?;
     let wnids = home.join("wnids.txt");
-    let mut ids: Vec<String> =
-        std::fs::read_to_string(&wnids).map_err(Error::open(&wnids))?.split_whitespace().map(str::to_string).collect();
+    let mut ids: Vec<String> = files::read_text(&wnids)?.split_whitespace().map(str::to_string).collect();
     ids.sort(); // as everybody's folder readers number them
     let (files, labels) = class_folders::labelled(&home.join("train"), &ids)?;
     let train = Split::new(Pixels::Files(Arc::new(files)), labels);
@@ -45,7 +45,7 @@ fn open(request: &Request) -> Result<Dataset> {
 /// The validation images with the classes val_annotations.txt gives them.
 fn annotated(val: &Path, ids: &[String]) -> Result<Split> {
     let path = val.join("val_annotations.txt");
-    let text = std::fs::read_to_string(&path).map_err(Error::open(&path))?;
+    let text = files::read_text(&path)?;
     let label_of: HashMap<&str, i64> = ids.iter().enumerate().map(|(i, id)| (id.as_str(), i as i64)).collect();
     let (mut files, mut labels): (Vec<PathBuf>, Vec<i64>) = (vec![], vec![]);
     for (i, line) in text.lines().enumerate() {
@@ -72,7 +72,7 @@ fn titled(words: &Path, ids: &[String]) -> Result<Vec<String>> {
     if !words.exists() {
         return Ok(ids.to_vec());
     }
-    let text = std::fs::read_to_string(words).map_err(Error::open(words))?;
+    let text = files::read_text(words)?;
     let words: HashMap<&str, &str> = text.lines().filter_map(|line| line.split_once('\t')).collect();
     let first = |id: &str| words.get(id).and_then(|all| all.split(',').next());
     Ok(ids.iter().map(|id| first(id).map_or_else(|| id.clone(), |word| format!("{id} {}", word.trim()))).collect())

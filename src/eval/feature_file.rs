@@ -8,8 +8,9 @@ use tch::{Kind, Tensor};
 use super::network::TrainedNetwork;
 use crate::data::{Dataset, Pixels, Split};
 use crate::error::Result;
+use crate::files;
 use crate::weights::npz::{self, Array};
-use crate::weights::safetensors::{self, Texts};
+use crate::weights::safetensors::{self, Reader, Texts};
 
 /// A part of a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,8 +65,8 @@ impl FeatureFile<'_> {
         Tensor::from_slice(&self.parts.iter().flat_map(each).collect::<Vec<u8>>())
     }
 
-    /// What one must know to use the rows.
-    fn texts(&self) -> Texts {
+    /// What one must know to use the rows, and what tells whether they are still those.
+    fn texts(&self, features: &Tensor) -> Texts {
         let TrainedNetwork { name, hash, meta, .. } = self.network;
         let parts: Vec<&str> = self.parts.iter().map(|(part, _)| part.name()).collect();
         let text = |key: &str, value: String| (key.to_string(), value);
@@ -80,6 +81,7 @@ impl FeatureFile<'_> {
             text("image_size", self.side.to_string()),
             text("mean", serde_json::json!(meta.mean).to_string()),
             text("std", serde_json::json!(meta.std).to_string()),
+            text(CHECKSUM, checksum(features)),
             text("about", "split: 0 train, 1 test; names: a row of UTF-8 bytes for each image, filled up with zeros".to_string()),
         ]
         .into()
@@ -90,7 +92,7 @@ impl FeatureFile<'_> {
         let rows: Vec<&Tensor> = self.parts.iter().map(|(_, rows)| *rows).collect();
         let (features, labels, split, names) = (Tensor::cat(&rows, 0), self.labels(), self.split(), self.names());
         if is_npz(path) {
-            let about: Vec<String> = self.texts().into_iter().map(|(key, value)| format!("{key}={value}")).collect();
+            let about: Vec<String> = self.texts(&features).into_iter().map(|(key, value)| format!("{key}={value}")).collect();
             return npz::save(
                 path,
                 &[
@@ -106,9 +108,24 @@ impl FeatureFile<'_> {
         let bytes = npz::padded(&names);
         let width = bytes.len() / names.len().max(1);
         let names = Tensor::f_from_data_size(&bytes, &[names.len() as i64, width as i64], Kind::Uint8)?;
+        let texts = self.texts(&features);
         let tensors = [("features", features), ("labels", labels), ("split", split), ("names", names)];
-        safetensors::save(path, &tensors.map(|(name, t)| (name.to_string(), t)).into(), &self.texts())
+        safetensors::save(path, &tensors.map(|(name, t)| (name.to_string(), t)).into(), &texts)
     }
+}
+
+/// The text of a file that holds the checksum of its features.
+const CHECKSUM: &str = "features_sha256";
+
+fn checksum(features: &Tensor) -> String {
+    files::sha256(&files::tensor_bytes(features))
+}
+
+/// The features of a file that `write` made; none where it cannot be read, or one bit of them is not as it was written.
+pub(crate) fn read(path: &Path) -> Option<Tensor> {
+    let mut reader = Reader::open(path).ok()?;
+    let features = reader.tensor("features").ok()?;
+    (reader.texts().get(CHECKSUM)? == &checksum(&features)).then_some(features)
 }
 
 /// Shall it be numpy's archive?

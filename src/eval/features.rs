@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::Common;
 use super::dataset::TargetDataset;
-use super::feature_file::{FeatureFile, Part};
+use super::feature_file::{self, FeatureFile, Part};
 use super::network::TrainedNetwork;
 use crate::data::augment::Crop;
 use crate::data::{Dataset, Loader, Pixels, Split, Transform};
@@ -175,10 +175,9 @@ fn numbers(device: Device) -> &'static str {
     }
 }
 
-/// A cached set; none where it cannot be read or is not what its name promises: then it is made anew.
+/// A cached set; none where it cannot be read, is damaged or is not what its name promises: then it is made anew.
 fn take(path: &Path, rows: usize) -> Option<Tensor> {
-    let tensors = if path.exists() { Tensor::read_safetensors(path).ok()? } else { return None };
-    let (_, x) = tensors.into_iter().find(|(name, _)| name == "features")?;
+    let x = feature_file::read(path)?;
     let fits = x.dim() == 2 && x.size()[0] == rows as i64 && x.kind() == Kind::Float;
     (fits && bool::try_from(x.isfinite().all()).unwrap_or(false)).then_some(x)
 }

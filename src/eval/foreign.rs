@@ -13,6 +13,7 @@ use crate::files;
 use crate::limits;
 use crate::nets::{FOREIGN, Network};
 use crate::params::{Params, Scope, check_finite};
+use crate::weights::torchscript;
 
 /// What protocols/import/trace.py writes beside a file; every key may be left out, and others are not looked at.
 #[derive(Debug, Default, Deserialize)]
@@ -70,6 +71,7 @@ pub(super) fn open(args: &WeightsArgs, file: &Path, out: PathBuf, common: &Commo
     })?;
     let image_size = beside.image_size.unwrap_or(USUAL_SIDE);
     limits::side("image_size", image_size).map_err(|e| Error::file(&beside_file, e.to_string()))?;
+    torchscript::check(file)?;
     let module = script.open(file, common.device)?;
     let params = Params { vars: module.parameters()?, buffers: vec![] };
     check_finite(params.all()).map_err(|found| Error::file(file, found.to_string()))?;

@@ -401,7 +401,7 @@ impl TrainedNetwork {
     }
 
     /// The network ready for inference.
-    pub(crate) fn extractor(&self, common: &Common) -> Result<Extractor> {
+    pub fn extractor(&self, common: &Common) -> Result<Extractor> {
         if let Some(script) = &self.script {
             return Extractor::foreign(script.open(&self.file, common.device)?, common.threads);
         }

@@ -182,7 +182,7 @@ impl Item {
 impl Plan {
     /// Reads a plan file.
     pub fn read(path: &Path) -> Result<Plan> {
-        let text = std::fs::read_to_string(path).map_err(Error::open(path))?;
+        let text = files::read_text(path)?;
         let mut plan: Plan = toml::from_str(&text).map_err(|e| Error::file(path, e.to_string().trim_end()))?;
         plan.recipe = path.parent().unwrap_or(Path::new(".")).join(&plan.recipe);
         plan.origin = path.to_path_buf();
@@ -215,6 +215,11 @@ impl Plan {
             if let Some(other) = group.against.iter().find(|a| !names.contains(&a.as_str())) {
                 return Err(format!("group `{}` is compared with `{other}`; known there: {}", group.title, names.join(", ")));
             }
+        }
+        // Each is the name of a folder: another one would be outside of where runs go.
+        let plain = |name: &str| !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0']);
+        if let Some(name) = names.iter().copied().chain(self.together.iter().map(|t| t.name.as_str())).find(|name| !plain(name)) {
+            return Err(format!("`{name}` would be a folder; accepted: a name without slashes that does not begin with a dot"));
         }
         if self.groups.is_empty() {
             return Err("no [[group]]: nothing to run".into());

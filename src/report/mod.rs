@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 use crate::files;
 pub use colours::Palette;
+pub use map::Map;
 pub use plot::{Figure, Lines, Series};
 use table::markdown;
 pub use table::{Cell, Table};

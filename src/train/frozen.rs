@@ -38,6 +38,9 @@ pub(super) fn open(job: &mut Job, dataset: &Dataset) -> Result<Vec<FrozenPeer>> 
         }
         let (mean, std) = normalisation(entry, opened.meta.as_ref(), dataset);
         let input = conversion((dataset.mean, dataset.std), (mean, std), job.device);
+        if let Some(bad) = mean.iter().chain(&std).zip(0..).find(|(v, i)| !v.is_finite() || (*i > 2 && **v <= 0.0)).map(|(v, _)| v) {
+            return Err(refuse(format!("its images were normalised with {bad}; accepted: finite means, and deviations above 0")));
+        }
         let Opened { arch, net, params, .. } = opened;
         let file = std::path::absolute(path).map_or(entry.file.clone(), |path| path.display().to_string());
         *entry = FrozenFile {
@@ -129,11 +132,14 @@ impl Trainer<'_> {
         }
         let frozen = &self.engine.cohort.frozen;
         let answers = |images: &Tensor| {
-            let answer = |peer: &FrozenPeer| {
+            let answer = |(peer, entry): (&FrozenPeer, &FrozenFile)| {
                 let logits = peer.logits(images, Precision::F32);
-                Answer { features: logits.shallow_clone(), logits: vec![logits], stages: vec![] }
+                if !bool::try_from(logits.isfinite().all()).unwrap_or(false) {
+                    return Err(Error::failed(format!("[cohort] frozen {}: it answers with numbers that are not finite", entry.file)));
+                }
+                Ok(Answer { features: logits.shallow_clone(), logits: vec![logits], stages: vec![] })
             };
-            Ok(frozen.iter().map(answer).collect())
+            frozen.iter().zip(&self.job.recipe.cohort.frozen).map(answer).collect()
         };
         let known = self.answered(&self.data.dataset.test, "frozen networks", answers)?.networks();
         let lines: Vec<String> = self

@@ -139,7 +139,9 @@ fn read_legacy(bytes: &[u8]) -> Fault<Named> {
 fn collect_widths(value: &Value, widths: &mut HashMap<String, usize>) {
     match value {
         Value::Persistent(id) => {
-            if let Ok((kind, key)) = storage(id) {
+            if let Ok((name, key)) = storage(id)
+                && let Ok(kind) = kind_of(name)
+            {
                 widths.insert(key.to_string(), kind.elt_size_in_bytes());
             }
         }
@@ -200,7 +202,7 @@ fn gather<'a>(value: &'a Value, path: String, depth: usize, found: &mut Vec<(Str
 }
 
 /// The arguments of `_rebuild_tensor_v2`, directly or inside a Parameter.
-fn tensor_parts(value: &Value) -> Option<&[Value]> {
+pub(super) fn tensor_parts(value: &Value) -> Option<&[Value]> {
     let Value::Reduce { callable, args, .. } = value else { return None };
     let args = args.as_slice()?;
     if callable.is_global("torch._utils", "_rebuild_tensor_v2") {
@@ -211,47 +213,83 @@ fn tensor_parts(value: &Value) -> Option<&[Value]> {
 }
 
 /// Type and key of ('storage', torch.FloatStorage, key, location, count).
-fn storage(id: &Value) -> Fault<(Kind, &str)> {
+fn storage(id: &Value) -> Fault<(&str, &str)> {
     match id.as_slice() {
         Some([_, Value::Global { module, name }, key, ..]) if module == "torch" => {
-            let kind = KINDS.iter().find(|(storage, _)| storage == name).ok_or_else(|| format!("a {module}.{name} is not supported"))?.1;
-            Ok((kind, key.as_str().ok_or("a storage without a key")?))
+            Ok((name, key.as_str().ok_or("a storage without a key")?))
         }
         _ => Err("a storage of no known form".to_string()),
     }
 }
 
-/// Pays from `left` before it copies anything.
-fn rebuild(parts: &[Value], storages: &Storages, left: &mut usize) -> Fault<Tensor> {
+/// What the numbers of a storage are.
+pub(super) fn kind_of(storage: &str) -> Fault<Kind> {
+    let known = KINDS.iter().find(|(name, _)| *name == storage);
+    known.map(|(_, kind)| *kind).ok_or_else(|| format!("a torch.{storage} is not supported"))
+}
+
+/// Where a tensor lies in its storage.
+pub(super) struct Place<'a> {
+    /// torch's name of the storage's type, and its key.
+    pub(super) storage: &'a str,
+    pub(super) key: &'a str,
+    size: Vec<i64>,
+    stride: Vec<i64>,
+    /// The places of its first and last number; none where it has no numbers.
+    pub(super) span: Option<(usize, usize)>,
+}
+
+impl Place<'_> {
+    fn numel(&self) -> i64 {
+        self.size.iter().try_fold(1i64, |n, d| n.checked_mul(*d)).unwrap_or(i64::MAX)
+    }
+}
+
+/// Reads the arguments of `_rebuild_tensor_v2` and holds them against the storage, of which `held` says how many numbers it has.
+pub(super) fn place<'a>(parts: &'a [Value], held: impl FnOnce(&str, &str) -> Fault<usize>) -> Fault<Place<'a>> {
     let [Value::Persistent(id), offset, size, stride, ..] = parts else { return Err("a tensor of no known form".to_string()) };
-    let (kind, key) = storage(id)?;
+    let (storage, key) = storage(id)?;
     let counts = |value: &Value| -> Option<Vec<i64>> { value.as_slice()?.iter().map(|d| d.as_int().filter(|d| *d >= 0)).collect() };
     let (offset, size, stride) = (offset.as_int().filter(|o| *o >= 0), counts(size), counts(stride));
     let (Some(offset), Some(size), Some(stride)) = (offset, size, stride) else { return Err("a tensor without a shape".to_string()) };
-    let data = storages(key)?;
-    let held = data.len() / kind.elt_size_in_bytes();
+    let held = held(storage, key)?;
     // The place of the last number, if there is any.
     let last = size.iter().zip(&stride).try_fold(offset, |at, (d, s)| (d - 1).max(0).checked_mul(*s)?.checked_add(at));
+    let last = last.filter(|last| (*last as u64) < held as u64);
     let empty = size.contains(&0);
-    if size.len() != stride.len() || !(empty || last.is_some_and(|last| (last as u64) < held as u64)) {
+    if size.len() != stride.len() || !(empty || last.is_some()) {
         return Err(format!("shape {size:?} with strides {stride:?} from {offset} on needs more than the {held} numbers of its storage"));
     }
+    let span = last.filter(|_| !empty).map(|last| (offset as usize, last as usize));
+    Ok(Place { storage, key, size, stride, span })
+}
+
+/// Pays from `left` before it copies anything.
+fn rebuild(parts: &[Value], storages: &Storages, left: &mut usize) -> Fault<Tensor> {
+    let mut data = Rc::default();
+    let mut held = 0;
+    let place = place(parts, |storage, key| {
+        let width = kind_of(storage)?.elt_size_in_bytes();
+        data = storages(key)?;
+        held = data.len() / width;
+        Ok(held)
+    })?;
+    let kind = kind_of(place.storage)?;
+    let (size, numel) = (&place.size, place.numel());
+    let Some((first, last)) = place.span else {
+        return Tensor::f_zeros(size, (kind, tch::Device::Cpu)).map_err(|e| e.to_string());
+    };
     // An expanded tensor (stride 0) names one number many times: what it would grow to has no bound.
-    let numel = size.iter().try_fold(1i64, |n, d| n.checked_mul(*d)).unwrap_or(i64::MAX);
-    if !empty && numel as u64 > held as u64 {
+    if numel as u64 > held as u64 {
         return Err(format!("shape {size:?} has {numel} numbers and its storage {held}: an expanded tensor; save a contiguous() one"));
-    }
-    if empty {
-        return Tensor::f_zeros(&size, (kind, tch::Device::Cpu)).map_err(|e| e.to_string());
     }
     let width = kind.elt_size_in_bytes();
     // From the first number of the tensor to the last: a storage that many tensors share is not copied whole for each.
-    let (first, last) = (offset as usize, last.unwrap_or(offset) as usize);
     let copied = (last - first + 1).max(numel as usize) * width;
     *left = left.checked_sub(copied).ok_or_else(|| format!("its tensors repeat the file's bytes more than {COPIES} times"))?;
     let part = &data[first * width..(last + 1) * width];
     let flat = Tensor::f_from_data_size(part, &[(last - first + 1) as i64], kind).map_err(|e| e.to_string())?;
-    flat.f_as_strided(&size, &stride, 0).and_then(|t| t.f_contiguous()).map_err(|e| e.to_string())
+    flat.f_as_strided(size, &place.stride, 0).and_then(|t| t.f_contiguous()).map_err(|e| e.to_string())
 }
 
 /// Writes a state dict in the zip format.

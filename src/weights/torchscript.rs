@@ -11,7 +11,10 @@ use crate::error::{Error, Result};
 use crate::files;
 use crate::nets::graph::Module;
 
+mod archive;
 mod source;
+
+pub use archive::check;
 
 /// A `torch::jit::Module`, see torchscript.cpp.
 #[repr(C)]

@@ -241,7 +241,7 @@ struct Bench<'a> {
     kind: &'static Kind,
     tree: &'a Tree,
     panics: Panics,
-    /// What a resume from the undamaged checkpoint ends with.
+    /// What reading the undamaged input ends with.
     whole: Option<String>,
     sealed: bool,
 }
@@ -253,7 +253,7 @@ impl Bench<'_> {
         fs::write(root.join("outside/kept.txt"), "not yours").unwrap();
         let mut bench = Bench { root, kind, tree, panics: Panics::default(), whole: None, sealed: kinds::sealed(tree) };
         let case = bench.lay(&vec![]);
-        if kind.name != "checkpoint" {
+        if kind.ends.is_none() {
             // What is undamaged is read, or damage would say nothing; of TorchScript the state dict is wanted.
             for file in bench.tree.keys().filter(|path| kind.hits(path)) {
                 let read = (kind.read)(&case, file);
@@ -262,21 +262,21 @@ impl Bench<'_> {
                 bench.lay(&vec![]);
             }
         } else {
-            bench.whole = Some(bench.undamaged_end());
+            bench.whole = kind.ends.map(|ends| bench.undamaged_end(ends));
         }
         bench.panics = Panics::listen();
         bench
     }
 
-    /// What a resume from the undamaged checkpoint ends with.
-    fn undamaged_end(&self) -> String {
+    /// What reading the undamaged input ends with: a resumed run, or a measurement.
+    fn undamaged_end(&self, ends: fn(&Path) -> String) -> String {
         let case = self.lay(&vec![]);
-        (self.kind.read)(&case, "").expect("the undamaged checkpoint resumes");
-        let whole = kinds::state_of(&case);
+        (self.kind.read)(&case, "").expect("the undamaged input is read");
+        let whole = ends(&case);
         // Were it not the same every time, a difference would say nothing.
         let again = self.lay(&vec![]);
-        (self.kind.read)(&again, "").expect("the undamaged checkpoint resumes again");
-        assert_eq!(whole, kinds::state_of(&again), "two resumes from one checkpoint end alike");
+        (self.kind.read)(&again, "").expect("the undamaged input is read again");
+        assert_eq!(whole, ends(&again), "two readings of one input end alike");
         whole
     }
 
@@ -371,10 +371,10 @@ impl Bench<'_> {
         if let Some(path) = before.keys().chain(after.keys()).find(|path| before.get(*path) != after.get(*path)) {
             return tell(&format!("fault {how}: {path} was changed, and lies outside of what it may write to"));
         }
-        if let Some(whole) = &self.whole {
+        if let (Some(whole), Some(ends)) = (&self.whole, self.kind.ends) {
             let of_manifest = changes.iter().any(|(path, _)| path.ends_with("manifest.json"));
-            if code == 0 && (self.sealed || !of_manifest) && kinds::state_of(case) != *whole {
-                return tell(&format!("fault {how}: resumed from a damaged checkpoint ({}) and ended elsewhere", changes[0].0));
+            if code == 0 && (self.sealed || !of_manifest) && ends(case) != *whole {
+                return tell(&format!("fault {how}: went on with a damaged file ({}) and ended elsewhere", changes[0].0));
             }
             // Refused: the checkpoint is as it was, damage and all.
             if code != 0 {

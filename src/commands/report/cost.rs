@@ -49,24 +49,34 @@ pub(super) fn section(runs: &[Run]) -> Result<Section> {
         ]);
     }
     section.table(shown.without_empty_columns());
-    let added = added(runs)?;
+    let (added, left_out) = added(runs)?;
     if !added.rows.is_empty() {
         section.table(added);
         section.text("In training all networks of a run are counted together, with the usual number of classes. Multiply-adds are of one image, forward; a part whose maps only the method knows has none. Nothing but the networks ships.");
     }
+    for line in left_out {
+        section.text(line);
+    }
     Ok(section)
 }
 
-/// What each method adds to its networks, once for each method, its options and networks.
-fn added(runs: &[Run]) -> Result<Table> {
+/// What each method adds to its networks, once for each method, its options and networks; and a line for every run where it cannot be counted.
+fn added(runs: &[Run]) -> Result<(Table, Vec<String>)> {
     let mut shown =
         Table::new("In training", &["method", "networks", "part", "million parameters", "million multiply-adds", "% of the networks'"]);
-    let mut known: Vec<Vec<Vec<Cell>>> = vec![];
+    let (mut known, mut left_out): (Vec<Vec<Vec<Cell>>>, Vec<String>) = (vec![], vec![]);
     for run in runs {
         let path = run.folder.recipe();
         let text = std::fs::read_to_string(&path).map_err(Error::open(&path))?;
         let recipe = Recipe::parse(&text, &path.display().to_string(), &[], &methods::names())?;
-        let parts = extras::parts(&recipe)?;
+        // Counted with other classes than the run's, a method may refuse its own options: no reason for no report.
+        let parts = match extras::parts(&recipe) {
+            Ok(parts) => parts,
+            Err(e) => {
+                left_out.push(format!("What {} adds in training is not counted: {}.", run.name, e.line()));
+                continue;
+            }
+        };
         let of_networks = parts[0].macs.unwrap_or(0) as f64;
         let million = |count: i64| Cell::Score(count as f64 / 1e6, 2);
         let rows = parts.iter().map(|part| {
@@ -85,5 +95,5 @@ fn added(runs: &[Run]) -> Result<Table> {
             known.push(rows);
         }
     }
-    Ok(shown)
+    Ok((shown, left_out))
 }

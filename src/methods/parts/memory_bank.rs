@@ -70,6 +70,19 @@ pub struct BankSetup<'a> {
     pub ranks: Ranks,
 }
 
+impl BankSetup<'_> {
+    /// Refuses tables of so many rows that do not fit into memory, before anything of them is there.
+    fn afford(&self, rows: usize) -> Result<()> {
+        let (networks, dim) = (self.networks as u128, self.dim as usize);
+        let drawn = self.batch.saturating_mul(self.negatives + 1);
+        let need = Need::new()
+            .and(format!("tables of {rows} embeddings"), networks * limits::matrix(rows, dim))
+            .and(format!("the contrast samples of {} anchors", self.batch), networks * limits::matrix(drawn, dim) + 8 * drawn as u128);
+        // A GPU says itself what it has.
+        if self.device.is_cuda() { Ok(()) } else { need.check(&format!("[method] dim = {dim}, negatives = {}", self.negatives)) }
+    }
+}
+
 impl MemoryBank {
     /// A slot for every image of the training split.
     pub fn index(setup: BankSetup) -> Result<MemoryBank> {
@@ -97,6 +110,7 @@ impl MemoryBank {
                 "[method] queue_length = {length}; accepted: at least the batch ({batch}) and the number of classes ({classes})"
             )));
         }
+        setup.afford(length)?;
         let labels = Tensor::from_slice(&(0..length as i64).map(|i| i % classes).collect::<Vec<_>>());
         MemoryBank::new(&setup, length, Slots::Queue { labels, next: Tensor::from(0i64) })
     }
@@ -106,15 +120,7 @@ impl MemoryBank {
         if setup.labels.iter().all(|&c| Some(c) == first) {
             return Err(Error::input("memory mining needs training images of at least two classes"));
         }
-        let (networks, dim) = (setup.networks as u128, setup.dim as usize);
-        let drawn = setup.batch.saturating_mul(setup.negatives + 1);
-        let need = Need::new()
-            .and(format!("tables of {rows} embeddings"), networks * limits::matrix(rows, dim))
-            .and(format!("the contrast samples of {} anchors", setup.batch), networks * limits::matrix(drawn, dim) + 8 * drawn as u128);
-        // A GPU says itself what it has.
-        if !setup.device.is_cuda() {
-            need.check(&format!("[method] dim = {dim}, negatives = {}", setup.negatives))?;
-        }
+        setup.afford(rows)?;
         let tables = (0..setup.networks).map(|m| {
             let mut rng = rng::stream(setup.seed, "bank", &[m as u64]);
             let count = rows * setup.dim as usize;

@@ -60,7 +60,8 @@ impl Window {
 
     /// The sides of the output of a map of these sides.
     pub fn out(self, side: [usize; 2]) -> [usize; 2] {
-        side.map(|side| (side + 2 * self.padding - self.kernel) / self.stride + 1)
+        let inside = |side: usize| (side + 2 * self.padding).checked_sub(self.kernel).filter(|_| side > 0);
+        side.map(|side| inside(side).unwrap_or_else(|| panic!("a map of side {side} for {self:?}")) / self.stride + 1)
     }
 }
 
@@ -80,7 +81,6 @@ impl Maps<'_> {
     /// The kernels read and write by pointers without looking: every size is checked here.
     pub fn check(&self, window: Window) {
         let pixels = |[h, w]: [usize; 2]| self.images * h * w;
-        assert!(self.side.iter().all(|&side| side > 0 && side + 2 * window.padding >= window.kernel), "{:?} for {window:?}", self.side);
         let output = pixels(window.out(self.side)) * window.c_out;
         let lengths = (self.input.len(), self.output.len(), self.other.map_or(output, <[f32]>::len));
         assert_eq!(lengths, (pixels(self.side) * window.c_in, output, output), "{} images of {:?} for {window:?}", self.images, self.side);
@@ -268,6 +268,17 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_map_smaller_than_the_window_is_named_before_anything_is_allocated() {
+        let shape = ConvShape { padding: 0, ..ConvShape::new(16, 16, 3, 1) };
+        let zeros = |size: &[i64]| Tensor::zeros(size, (Kind::Float, Device::Cpu));
+        let Some(fused) = Fused::new(&zeros(&[1, 16, 8, 8]), &zeros(&[16, 16, 3, 3]), &zeros(&[16]), shape) else { return };
+        assert_eq!(fused.apply(&zeros(&[1, 16, 3, 4]), Then::Relu).size(), [1, 16, 1, 2]);
+        let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| fused.apply(&zeros(&[1, 16, 2, 8]), Then::Relu)));
+        let said = refused.unwrap_err().downcast_ref::<String>().cloned().unwrap_or_default();
+        assert!(said.starts_with("a map of side 2 for Window"), "{said}");
     }
 
     /// Review C3: a network of NaN weights measured "at chance" because the ReLU made zeros of them.
