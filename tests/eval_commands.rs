@@ -51,6 +51,7 @@ fn wrong_input_gets_one_line_and_exit_code_2() {
         (vec!["knn", "--run", "runs/one", "--datset", "synthetic"], "unexpected argument '--datset' found"),
         (vec!["knn", "--run", "runs/one"], "required arguments were not provided: --dataset"),
         (with(&["--peer", "first"]), "peer `first`; accepted: a number from 0, best, all"),
+        (vec!["knn", "--run", "runs/one", "--dataset", "synthetic", "--k", "few"], "'few' for '--k <K>': accepted: a whole number, 0 or"),
         (vec!["kn", "--run", "runs/one"], "unrecognized subcommand 'kn' (did you mean `knn`?)"),
     ];
     for (args, expected) in cases {
@@ -192,6 +193,8 @@ fn completions_and_manual_pages_follow_the_registries() {
     for (program, words, expected) in [
         (support::EVAL, "mcl-eval kn", "knn"),
         (support::EVAL, "mcl-eval knn --dataset tiny", "tiny_imagenet"),
+        (support::EVAL, "mcl-eval linear-probe --protocol l", "lbfgs"),
+        (support::EVAL, "mcl-eval table lam", "lambda"),
         (support::TRAIN, "mcl-train run quick", "quickstart"),
     ] {
         let name = words.split(' ').next().unwrap();
