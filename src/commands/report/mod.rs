@@ -156,7 +156,7 @@ pub(super) fn matching_numbers(records: &[&Record]) -> Section {
         };
         shown.push(vec![
             Cell::text(&r.subject),
-            Cell::text(r.metric.replace('_', " ")),
+            Cell::text(measurements::in_words(&r.metric).replace('_', " ")),
             Cell::text(&r.variant),
             Cell::Score(r.value, 4),
             interval,
