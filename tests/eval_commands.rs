@@ -169,7 +169,13 @@ fn without_a_command_it_says_what_can_be_done_with_what_is_here() {
         assert_eq!(output.status.code(), Some(2));
         assert!(stderr(&output).contains(expected), "{}", stderr(&output));
     };
-    refused("runs/latest (one) was stopped after 1 epochs; its command with --resume finishes it");
+    refused("runs/latest (one) was stopped after 1 epochs; its command with --out runs/one --resume finishes it");
+    let resume = "mcl-train run runs/one/recipe.toml --out runs/one --resume";
+    assert!(said(&[]).contains(resume), "{}", said(&[]));
+    // Without a folder it would begin another run.
+    let output =
+        std::process::Command::new(support::TRAIN).args(["run", "quickstart", "--resume"]).current_dir(root.path()).output().unwrap();
+    assert_eq!((output.status.code(), stderr(&output).contains("e.g. --out runs/one")), (Some(2), true), "{}", stderr(&output));
     let lock = fs::File::create(run.join("lock")).unwrap();
     lock.lock().unwrap();
     refused("runs/latest (one) is still training, 1 epochs are done");
