@@ -12,7 +12,7 @@
 FROM rust:1.89-bookworm AS build
 RUN apt-get update && apt-get install -y --no-install-recommends g++ make python3 python3-pip && rm -rf /var/lib/apt/lists/*
 WORKDIR /mcl
-COPY Cargo.toml Cargo.lock Makefile README.md build.rs ./
+COPY Cargo.toml Cargo.lock Makefile README.md LICENSE-MIT LICENSE-APACHE build.rs ./
 COPY .cargo/libtorch .cargo/wheel.py .cargo/
 COPY benches benches
 COPY examples examples

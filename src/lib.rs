@@ -27,7 +27,7 @@
 //! | [`optim`] | rules that step, schedules, the hypergradient | the ground above |
 //! | [`nets`] | layers and architectures, one file a family; their kernels | the ground above |
 //! | [`extractor`] | what a frozen network says about images | nets |
-//! | [`report`] | tables, figures, colours, pages; the paper's numbers | error, files |
+//! | [`report`] | tables, figures, colours, pages; the paper's numbers | error, files, system |
 //! | [`run`] | the run folder: names of files, meaning of numbers | report, files |
 //! | [`data`] | datasets, one file each; augmentation, batches | pickle and the ground |
 //! | [`recipe`] | the TOML of a training run, checked once | data, optim, settings |

@@ -51,6 +51,7 @@ fn wrong_input_gets_one_line_and_exit_code_2() {
         (vec!["knn", "--run", "runs/one", "--datset", "synthetic"], "unexpected argument '--datset' found"),
         (vec!["knn", "--run", "runs/one"], "required arguments were not provided: --dataset"),
         (with(&["--peer", "first"]), "peer `first`; accepted: a number from 0, best, all"),
+        (vec!["knn", "--run", "runs/one", "--dataset", "synthetic", "--k", "few"], "'few' for '--k <K>': accepted: a whole number, 0 or"),
         (vec!["kn", "--run", "runs/one"], "unrecognized subcommand 'kn' (did you mean `knn`?)"),
     ];
     for (args, expected) in cases {
@@ -172,7 +173,13 @@ fn without_a_command_it_says_what_can_be_done_with_what_is_here() {
         assert_eq!(output.status.code(), Some(2));
         assert!(stderr(&output).contains(expected), "{}", stderr(&output));
     };
-    refused("runs/latest (one) was stopped after 1 epochs; its command with --resume finishes it");
+    refused("runs/latest (one) was stopped after 1 epochs; its command with --out runs/one --resume finishes it");
+    let resume = "mcl-train run runs/one/recipe.toml --out runs/one --resume";
+    assert!(said(&[]).contains(resume), "{}", said(&[]));
+    // Without a folder it would begin another run.
+    let output =
+        std::process::Command::new(support::TRAIN).args(["run", "quickstart", "--resume"]).current_dir(root.path()).output().unwrap();
+    assert_eq!((output.status.code(), stderr(&output).contains("e.g. --out runs/one")), (Some(2), true), "{}", stderr(&output));
     let lock = fs::File::create(run.join("lock")).unwrap();
     lock.lock().unwrap();
     refused("runs/latest (one) is still training, 1 epochs are done");
@@ -196,6 +203,8 @@ fn completions_and_manual_pages_follow_the_registries() {
     for (program, words, expected) in [
         (support::EVAL, "mcl-eval kn", "knn"),
         (support::EVAL, "mcl-eval knn --dataset tiny", "tiny_imagenet"),
+        (support::EVAL, "mcl-eval linear-probe --protocol l", "lbfgs"),
+        (support::EVAL, "mcl-eval table lam", "lambda"),
         (support::TRAIN, "mcl-train run quick", "quickstart"),
     ] {
         let name = words.split(' ').next().unwrap();

@@ -18,7 +18,7 @@ const MAY_USE: &[(&str, &str)] = &[
     ("optim", "error params system"),
     ("nets", "error params registry rng system"),
     ("extractor", "error nets params system"),
-    ("report", "error files"),
+    ("report", "error files system"),
     ("run", "error files report"),
     ("data", "error files limits pickle registry rng system"),
     ("recipe", "data error files limits optim settings system"),

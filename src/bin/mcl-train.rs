@@ -88,7 +88,7 @@ struct RunArgs {
     /// Override a recipe key, e.g. --set train.epochs=3 (may be repeated)
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     sets: Vec<String>,
-    /// Go on from the run folder's last checkpoint; start from the beginning where there is none
+    /// Go on from the last checkpoint of the run folder (--out); start from the beginning where there is none
     #[arg(long)]
     resume: bool,
     /// With --resume: the checkpoint to go on from, e.g. step-390
@@ -214,6 +214,10 @@ fn act(cli: Cli, ranks: Ranks) -> Result<()> {
 fn run(args: RunArgs, ranks: Ranks) -> Result<()> {
     let recipe = Recipe::read(&args.recipe, &args.sets, &methods::names())?;
     let (dataset, data) = (recipe.data.name.clone(), args.data.clone());
+    if args.resume && args.out.is_none() {
+        let newest = next::newest().map_or("runs/r32".to_string(), |run| run.display().to_string());
+        return Err(Error::input(format!("--resume goes on with a run, and none is named; accepted: --out DIR, e.g. --out {newest}")));
+    }
     let out = args.out.unwrap_or_else(|| {
         let stem = args.recipe.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let stamp = chrono::Local::now().format("%Y%m%d-%H%M%S");

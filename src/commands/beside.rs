@@ -146,7 +146,7 @@ pub(super) fn beside(name: &str, columns: &[&str], ours: &[Ours], theirs: &[Prin
 pub(super) const NOTE_MEASURED: &str = "Ours: what was measured of the networks that ship, mean ± standard deviation; n counts runs, and a run's number is the mean of its networks of an architecture (of OKDDip and FFSD the leader). Cells that were not run are empty.";
 
 /// What stands under such a table of test accuracies.
-pub(super) const NOTE: &str = "Ours: own classifier after the last epoch, mean ± standard deviation; n counts runs, and a run's number is the mean of its networks of an architecture (of OKDDip and FFSD the leader, of CKD-MKT the second phase, of PCL the mean teachers). The paper says neither which epoch nor which network its numbers are of; the released code prints the best stage and epoch on the test images, which is the third line. Cells that were not run are empty.";
+pub(super) const NOTE: &str = "Ours: own classifier after the last epoch, mean ± standard deviation; n counts runs, and a run's number is the mean of its networks of an architecture (of OKDDip and FFSD the leader, of CKD-MKT the second phase, of PCL the mean teachers). The paper says neither which epoch nor which network its numbers are of; the released code prints the best stage and epoch on the test images, which is the line of that name. Cells that were not run are empty.";
 
 #[cfg(test)]
 mod tests {

@@ -92,6 +92,12 @@ pub fn overview(common: &Common) -> Result<()> {
     Ok(())
 }
 
+/// The folder that the newest run has by its own name.
+pub fn newest() -> Option<PathBuf> {
+    let latest = Path::new(LATEST);
+    RunFolder::at(latest).name().ok().map(|name| latest.with_file_name(name))
+}
+
 /// How the newest run stands, in words, and what can be done with it.
 fn newest_run(data: Option<&Path>) -> (String, Vec<Proposal>) {
     let start = || {
@@ -107,7 +113,12 @@ fn newest_run(data: Option<&Path>) -> (String, Vec<Proposal>) {
         return (format!("none in {}", Path::new(LATEST).with_file_name("").display()), start());
     }
     if folder.shipped().is_empty() {
-        return (folder.unfinished(), vec![Proposal::new("mcl-eval doctor", "is the set-up right?")]);
+        let mut proposals = vec![Proposal::new("mcl-eval doctor", "is the set-up right?")];
+        if let (false, Some(run)) = (folder.is_training(), newest()) {
+            let (recipe, run) = (RunFolder::at(&run).recipe(), run.display());
+            proposals.insert(0, Proposal::new(format!("mcl-train run {} --out {run} --resume", recipe.display()), "finish it"));
+        }
+        return (folder.unfinished(), proposals);
     }
     let run = match Run::read(folder.path()) {
         Ok(run) => run,

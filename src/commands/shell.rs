@@ -9,7 +9,8 @@ use clap::{Command, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::error::{Error, Result};
-use crate::eval::measures::one_line;
+use crate::eval::measures::{MEASURES, one_line};
+use crate::experiment::table::PLANS;
 use crate::recipe::shipped::RECIPES;
 use crate::{data, files, methods, nets};
 
@@ -72,8 +73,13 @@ impl ShellCommand {
 
 /// The same program, in which flags for names know the names. Only for completions: what is typed is checked where the names are used.
 fn with_names(program: Command) -> Command {
+    let measure = MEASURES.iter().find(|measure| measure.name == program.get_name());
+    let plans = program.get_name() == "table";
     let known = |id: &str| -> Vec<&'static str> {
         match id {
+            "protocol" => measure.map_or(vec![], |measure| measure.protocols.iter().map(|protocol| protocol.name).collect()),
+            // `evidence` takes a file under this word.
+            "plan" if plans => PLANS.iter().map(|plan| plan.name).collect(),
             "dataset" => data::DATASETS.iter().map(|set| set.name).collect(),
             "arch" => nets::archs().map(|arch| arch.name).collect(),
             "recipe" => RECIPES.iter().map(|recipe| recipe.name).collect(),

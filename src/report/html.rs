@@ -21,16 +21,16 @@ pub(crate) fn page(report: &Report) -> Result<String> {
     let anchor = |i: usize| format!("s{i}");
     let link = |(i, title): (usize, &str)| format!("<li><a href=\"#{}\">{}</a></li>", anchor(i), escape(title));
     let links: String = report.sections.iter().map(|s| s.title.as_str()).enumerate().map(link).collect();
-    let mut body = format!("<h1>{}</h1>\n<p class=\"about\">{}</p>\n", escape(&report.title), escape(&report.about));
+    let mut body = format!("<h1>{}</h1>\n<p class=\"about\">{}</p>\n", escape(&report.title), prose(&report.about));
     if !report.found.is_empty() {
-        let lines: String = report.found.iter().map(|line| format!("<p>{}</p>\n", escape(line))).collect();
+        let lines: String = report.found.iter().map(|line| format!("<p>{}</p>\n", prose(line))).collect();
         let _ = write!(body, "<div class=\"found\" role=\"note\" aria-label=\"What was found\">\n{lines}</div>\n");
     }
     for (i, section) in report.sections.iter().enumerate() {
         let _ = writeln!(body, "<section id=\"{}\">\n<h2>{}</h2>", anchor(i), escape(&section.title));
         for part in &section.parts {
             body += &match part {
-                Part::Text(text) => format!("<p>{}</p>\n", escape(text)),
+                Part::Text(text) => format!("<p>{}</p>\n", prose(text)),
                 Part::Table(t) => table(t, &section.title)?,
                 Part::Figures(figures) => group(figures)?,
                 Part::Pictures(rows) => rows.iter().map(pictures).collect(),
@@ -56,6 +56,17 @@ pub(crate) fn page(report: &Report) -> Result<String> {
     ))
 }
 
+/// A sentence: what stands between backticks is code, and a number keeps its percent sign beside it.
+fn prose(text: &str) -> String {
+    let text = escape(text).replace(" %", "\u{a0}%");
+    let pieces: Vec<&str> = text.split('`').collect();
+    if pieces.len() % 2 == 0 {
+        return text; // one of them has no partner
+    }
+    let piece = |(i, piece): (usize, &&str)| if i % 2 == 1 { format!("<code>{piece}</code>") } else { piece.to_string() };
+    pieces.iter().enumerate().map(piece).collect()
+}
+
 /// How a policy names a text that may stand in the page.
 fn hash(text: &str) -> String {
     let hex = files::sha256(text.as_bytes());
@@ -75,7 +86,7 @@ fn group(figures: &[Figure]) -> Result<String> {
     let mut out = format!("<div class=\"figures{}\">\n", if alone { " one" } else { "" });
     for f in figures {
         let numbers = f.numbers.as_ref().map(|t| csv(t, &f.name)).transpose()?.unwrap_or_default();
-        let caption = format!("<figcaption>{} {numbers}</figcaption>", escape(&f.caption));
+        let caption = format!("<figcaption>{} {numbers}</figcaption>", prose(&f.caption));
         let map = f.map.as_ref().map_or(String::new(), |map| format!(" data-map=\"{}\"", escape(&map.for_page().to_string())));
         let sprite = f.map.as_ref().and_then(|map| map.pictures.as_ref()).map_or(String::new(), |sprite| {
             format!("<img class=\"sprite\" hidden alt=\"\" src=\"data:image/jpeg;base64,{}\">", STANDARD.encode(&sprite.data))

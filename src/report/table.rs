@@ -3,6 +3,7 @@
 use polars::prelude::*;
 
 use crate::error::{Error, Result};
+use crate::system::output;
 
 /// One value of a table.
 #[derive(Debug, Clone, PartialEq)]
@@ -144,16 +145,37 @@ impl Table {
         out
     }
 
-    /// Aligned columns for a terminal.
+    /// Aligned columns for a terminal: no wider than it is, as far as words allow.
     pub fn plain(&self) -> String {
+        self.no_wider_than(output::width().unwrap_or(usize::MAX))
+    }
+
+    /// Aligned columns; where they are too wide together, cells of the widest take several lines.
+    fn no_wider_than(&self, most: usize) -> String {
         let rows: Vec<Vec<String>> =
             std::iter::once(self.columns.clone()).chain(self.rows.iter().map(|r| r.iter().map(Cell::shown).collect())).collect();
-        let width = |c: usize| rows.iter().map(|r| r[c].chars().count()).max().unwrap_or(0);
-        let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
-        let pad = |(c, text): (usize, &String)| {
+        let count = |text: &str| text.chars().count();
+        let widest = |c: usize| rows.iter().map(|r| count(&r[c])).max().unwrap_or(0);
+        let word = |c: usize| rows.iter().flat_map(|r| words(&r[c])).map(|w| count(w.trim_end())).max().unwrap_or(0);
+        let mut widths: Vec<usize> = (0..self.columns.len()).map(widest).collect();
+        let least: Vec<usize> = (0..self.columns.len()).map(word).collect();
+        while widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1) > most {
+            let narrower = (0..widths.len()).filter(|&c| widths[c] > least[c]).max_by_key(|&c| widths[c]);
+            let Some(c) = narrower else { break };
+            widths[c] -= 1;
+        }
+        let pad = |c: usize, text: &str| {
             if self.numeric(c) { format!("{text:>w$}", w = widths[c]) } else { format!("{text:<w$}", w = widths[c]) }
         };
-        rows.iter().map(|r| format!("{}\n", r.iter().enumerate().map(pad).collect::<Vec<_>>().join("  ").trim_end())).collect()
+        let mut out = String::new();
+        for row in &rows {
+            let cells: Vec<Vec<String>> = row.iter().zip(&widths).map(|(text, width)| folded(text, *width)).collect();
+            for line in 0..cells.iter().map(Vec::len).max().unwrap_or(0) {
+                let shown = cells.iter().enumerate().map(|(c, lines)| pad(c, lines.get(line).map_or("", String::as_str)));
+                out += &format!("{}\n", shown.collect::<Vec<_>>().join("  ").trim_end());
+            }
+        }
+        out
     }
 
     /// The table as CSV, numbers with all their digits.
@@ -171,6 +193,25 @@ impl Table {
         let bytes = out.into_inner().map_err(|e| Error::failed(format!("table {}: {e}", self.name)))?;
         Ok(String::from_utf8(bytes).expect("cells are text"))
     }
+}
+
+/// The pieces between which a line may end: after a space, and inside names after `/` and `-`.
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split_inclusive([' ', '/', '-'])
+}
+
+/// The text in lines of at most `width` letters; a longer word stays whole.
+fn folded(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in words(text) {
+        let line = lines.last_mut().expect("never empty");
+        if !line.is_empty() && line.chars().count() + word.trim_end().chars().count() > width {
+            lines.push(word.to_string());
+        } else {
+            line.push_str(word);
+        }
+    }
+    lines.iter().map(|line| line.trim_end().to_string()).collect()
 }
 
 /// Text as it stands in Markdown: no HTML, no links or pictures of its own, one line.
@@ -253,6 +294,27 @@ mod tests {
             (groups[0].mean - 7.0 / 3.0).abs() < 1e-12 && (groups[0].std.unwrap() - 1.5275252316519468).abs() < 1e-12 && groups[0].n == 3
         );
         assert_eq!(groups[1], Group { keys: vec!["a".into()], mean: 70.0, std: None, n: 1 });
+    }
+
+    #[test]
+    fn a_table_is_no_wider_than_the_terminal_and_loses_no_word() {
+        let mut table = Table::new("", &["test top-1 (%)", "epoch chosen on held-out images", "best"]);
+        table.push(vec![Cell::text("network 0"), Cell::Score(6.41, 2), Cell::text("6.56 (stage 2, epoch 20)")]);
+        let wide = "test top-1 (%)  epoch chosen on held-out images  best\n\
+                    network 0                                  6.41  6.56 (stage 2, epoch 20)\n";
+        assert_eq!((table.no_wider_than(usize::MAX), table.no_wider_than(73)), (wide.to_string(), wide.to_string()));
+        for most in [30, 40, 50, 60, 72] {
+            let narrow = table.no_wider_than(most);
+            assert!(narrow.lines().all(|line| line.chars().count() <= most), "{most}:\n{narrow}");
+            let letters = |text: &str| {
+                let mut all: Vec<char> = text.chars().filter(|c| !c.is_whitespace()).collect();
+                all.sort_unstable();
+                all
+            };
+            assert_eq!(letters(&narrow), letters(wide), "{most}:\n{narrow}");
+        }
+        // Where words alone are wider, they stay whole.
+        assert!(table.no_wider_than(5).contains("network"));
     }
 
     #[test]

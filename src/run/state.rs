@@ -20,15 +20,17 @@ impl RunFolder {
             return format!("{shown} is no run: it has no {}; accepted: a folder `mcl-train run` made", file_name(self.recipe()));
         };
         // `runs/latest` is a link: the folder it means is named.
-        let named = match self.name() {
-            Ok(name) if !self.path().ends_with(&name) => format!("{shown} ({name})"),
-            _ => shown.to_string(),
+        let (named, folder) = match self.name() {
+            Ok(name) if !self.path().ends_with(&name) => (format!("{shown} ({name})"), self.path().with_file_name(name)),
+            _ => (shown.to_string(), self.path().to_path_buf()),
         };
         let done = column(&self.read_metrics().unwrap_or_default(), "epoch").last().copied().unwrap_or(0.0);
         let of = recipe.get("train").and_then(|train| train.get("epochs")).map_or(String::new(), |epochs| format!(" of {epochs}"));
         match self.is_training() {
             true => format!("{named} is still training, {done}{of} epochs are done"),
-            false => format!("{named} was stopped after {done}{of} epochs; its command with --resume finishes it"),
+            false => {
+                format!("{named} was stopped after {done}{of} epochs; its command with --out {} --resume finishes it", folder.display())
+            }
         }
     }
 }

@@ -24,6 +24,14 @@ pub fn to_stderr(text: Arguments) {
     let _ = io::stderr().lock().write_all(text.to_string().as_bytes());
 }
 
+/// How many letters a line of the terminal holds that results are printed on; none where they go to a file or a pipe.
+pub fn width() -> Option<usize> {
+    let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: the call fills the struct it is given, and only where it succeeds is it read.
+    let asked = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &mut size) };
+    (asked == 0 && size.ws_col > 0).then_some(size.ws_col.into())
+}
+
 /// As the standard one; a closed pipe is no reason to end.
 #[doc(hidden)]
 #[macro_export]

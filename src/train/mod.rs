@@ -277,7 +277,7 @@ impl Trainer<'_> {
         if stop {
             let path = self.save(false)?;
             display.clear();
-            return Err(interrupted(format!("step {}", self.progress.step), &path));
+            return Err(interrupted(format!("step {}", self.progress.step), &path, &self.job.out));
         }
         if due {
             self.save(false)?;
@@ -306,7 +306,7 @@ impl Trainer<'_> {
         let [stop] = self.job.ranks.any([self.job.stop.load(Ordering::Relaxed)]);
         if stop && !last {
             let path = saved.map_or_else(|| self.save(false), Ok)?;
-            return Err(interrupted(format!("epoch {}", epoch + 1), &path));
+            return Err(interrupted(format!("epoch {}", epoch + 1), &path, &self.job.out));
         }
         Ok(())
     }
@@ -465,6 +465,8 @@ impl Trainer<'_> {
     }
 }
 
-fn interrupted(after: String, checkpoint: &Path) -> Error {
-    Error::Interrupted(format!("stopped after {after}; everything is in {}; the same command with --resume goes on", checkpoint.display()))
+/// The folder is named: without `--out` the same command would begin a run of its own.
+fn interrupted(after: String, checkpoint: &Path, run: &Path) -> Error {
+    let (saved, run) = (checkpoint.display(), run.display());
+    Error::Interrupted(format!("stopped after {after}; everything is in {saved}; the same command with --out {run} --resume goes on"))
 }

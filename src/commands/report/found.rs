@@ -126,6 +126,10 @@ pub(in crate::commands) fn leads(what: &str, mut contenders: Vec<Contender>) -> 
         }
         _ => "without an interval; `mcl-eval compare` gives one".to_string(),
     };
+    if signed(lead) == signed(0.0) {
+        let level = contenders.iter().filter(|c| signed(first.mean() - c.mean()) == signed(0.0)).count();
+        return Some(format!("Nobody leads on {what}: {level} are level at {:.2} %, {} among them.", first.mean(), first.name));
+    }
     Some(format!(
         "{} leads on {what}: {:.2} %. {} follows with {:.2} %; the lead is {} points ({sure}).",
         first.name,

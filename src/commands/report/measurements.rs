@@ -14,7 +14,7 @@ fn trained_with(seeds: &[&Record]) -> Cell {
 }
 
 /// A metric with its unit; one that is not known here keeps its name.
-fn in_words(metric: &str) -> String {
+pub(super) fn in_words(metric: &str) -> String {
     let known = match metric {
         "top1" => "top-1 (%)",
         "difference" => "difference (points)",
@@ -23,6 +23,7 @@ fn in_words(metric: &str) -> String {
         "linear_cka" => "linear CKA (0 to 1)",
         "kl" => "KL divergence (nats)",
         "neighbours_kept" => "neighbours kept (%)",
+        "across_in_class" => "nearest of another network in class (%)",
         "box_map" => "box mAP (%)",
         "mask_map" => "mask mAP (%)",
         other => other,

@@ -13,6 +13,7 @@ mod provenance;
 mod thumbnails;
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use clap::Args as ClapArgs;
@@ -43,7 +44,7 @@ pub struct Args {
     #[arg(long)]
     pub out: Option<PathBuf>,
     /// The heading [default: Report, and the run's name]
-    #[arg(long, default_value = "")]
+    #[arg(long, default_value = "", hide_default_value = true)]
     pub title: String,
     /// Show small pictures of your own images, in maps and beside mistakes; they become part of the page
     #[arg(long)]
@@ -100,8 +101,10 @@ fn counted(count: usize, what: &str) -> String {
 /// Every folder under ./runs that has a finished epoch.
 fn finished_runs() -> Result<Vec<PathBuf>> {
     let root = Path::new("runs");
-    let entries = fs::read_dir(root)
-        .map_err(|e| Error::input(format!("no --run given and ./runs cannot be listed ({e}); name a run with --run DIR")))?;
+    let entries = fs::read_dir(root).map_err(|e| match e.kind() {
+        ErrorKind::NotFound => Error::input("no --run given and no folder ./runs here; `mcl-train run quickstart` makes a first run"),
+        _ => Error::input(format!("no --run given and ./runs cannot be listed ({e}); name a run with --run DIR")),
+    })?;
     let mut found = vec![];
     for entry in entries {
         let path = entry.map_err(Error::io("cannot list", root))?.path();
@@ -153,7 +156,7 @@ pub(super) fn matching_numbers(records: &[&Record]) -> Section {
         };
         shown.push(vec![
             Cell::text(&r.subject),
-            Cell::text(r.metric.replace('_', " ")),
+            Cell::text(measurements::in_words(&r.metric).replace('_', " ")),
             Cell::text(&r.variant),
             Cell::Score(r.value, 4),
             interval,

@@ -8,7 +8,7 @@ use super::thumbnails::{MOST, Thumbnails};
 use crate::error::Result;
 use crate::eval::record::Record;
 use crate::report::map::Map;
-use crate::report::{Figure, Section};
+use crate::report::{Cell, Figure, Section, Table};
 
 /// The largest file that is taken into a page, in bytes; a map of 10,000 points has about one million.
 const LARGEST: u64 = 32 << 20;
@@ -38,7 +38,8 @@ pub(super) fn section(records: &[&Record], images: &mut Thumbnails) -> Result<Se
                 let points = inside(&Path::new(path).with_extension("json"), "json", &homes);
                 let map = points.and_then(|text| Map::read(&text)).map(|map| with_answers(map, r, records));
                 let map = map.map(|map| with_pictures(map, r, images)).transpose()?;
-                let numbers = map.as_ref().map(Map::table);
+                let beside = || inside(&Path::new(path).with_extension("csv"), "csv", &homes).and_then(|text| points_beside(&text));
+                let numbers = map.as_ref().map(Map::table).or_else(beside);
                 found.insert(path.to_string(), Figure { map, numbers, ..Figure::foreign(name, caption, svg) });
             }
         }
@@ -49,6 +50,16 @@ pub(super) fn section(records: &[&Record], images: &mut Thumbnails) -> Result<Se
     }
     section.figures(small);
     Ok(section)
+}
+
+/// The numbers that lie beside a picture as CSV, as they are written there; none where the text is no table.
+fn points_beside(text: &str) -> Option<Table> {
+    let mut reader = csv::Reader::from_reader(text.as_bytes());
+    let mut table = Table::new("points", &reader.headers().ok()?.iter().collect::<Vec<_>>());
+    for row in reader.records() {
+        table.rows.push(row.ok()?.iter().map(Cell::text).collect());
+    }
+    Some(table)
 }
 
 /// What the networks of a map answered to its images, where one measurement has the answers of all of them: the newest one.

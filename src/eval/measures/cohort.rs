@@ -164,7 +164,12 @@ fn one(run: &Run, networks: &[TrainedNetwork], args: &Args, common: &Common) -> 
         println!("{} ({}), {} test images of {}", run.name, run.method(), labels.len(), target.dataset.name);
         print!("{}", shown.plain());
         for r in &records {
-            println!("{} {}: {:.3}", r.metric.replace('_', " "), r.variant, r.value);
+            let unit = match r.metric.as_str() {
+                "ensemble_gain" => " points",
+                "agreement" => " %",
+                _ => "",
+            };
+            println!("{} {}: {:.3}{unit}", r.metric.replace('_', " "), r.variant, r.value);
         }
         println!("{ship}");
         kept.iter().for_each(|(path, _)| println!("{}", path.display()));

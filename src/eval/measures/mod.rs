@@ -131,8 +131,20 @@ pub fn one_line(complaint: &clap::Error) -> String {
             said += line;
         }
     }
+    for (theirs, ours) in NUMBERS {
+        said = said.replace(theirs, ours);
+    }
     said.trim_start_matches("error: ").to_string() + &tip
 }
+
+/// What Rust's readers of numbers say, and what a person would.
+const NUMBERS: &[(&str, &str)] = &[
+    ("invalid digit found in string", "accepted: a whole number, 0 or more"),
+    ("number too large to fit in target type", "the number is too large"),
+    ("invalid float literal", "accepted: a number"),
+    ("cannot parse integer from empty string", "accepted: a whole number, 0 or more"),
+    ("cannot parse float from empty string", "accepted: a number"),
+];
 
 /// The shipped protocol of this kind; none for a kind that no measurement follows.
 pub fn shipped(kind: &str) -> Option<&'static Shipped> {

@@ -98,7 +98,11 @@ impl Results<'_> {
             let Some(epochs) = lines.iter().map(Vec::len).min() else { continue };
             let at = |e: usize| lines.iter().map(move |c| c[e]);
             let mean: Vec<f64> = (0..epochs).map(|e| at(e).sum::<f64>() / lines.len() as f64).collect();
-            let band = (0..epochs).map(|e| (at(e).fold(f64::INFINITY, f64::min), at(e).fold(f64::NEG_INFINITY, f64::max))).collect();
+            // Where a seed lacks the number there is no mean, and no band either: `min` and `max` would step over it.
+            let edge = |e: usize, value: f64| if mean[e].is_finite() { value } else { f64::NAN };
+            let low = |e: usize| edge(e, at(e).fold(f64::INFINITY, f64::min));
+            let high = |e: usize| edge(e, at(e).fold(f64::NEG_INFINITY, f64::max));
+            let band = (0..epochs).map(|e| (low(e), high(e))).collect();
             let band = if lines.len() > 1 { band } else { vec![] };
             series.push(Series { band, ..by_epoch(name.to_string(), &mean) });
         }

@@ -152,10 +152,8 @@ impl Results<'_> {
     /// What the networks of a cohort have become to each other.
     pub(super) fn cohorts(&self) -> Result<Section> {
         let mut section = Section::new("Cohorts");
-        let mut table = Table::new(
-            "",
-            &["setting", "same answer (%)", "linear CKA (0 to 1)", "ensemble top-1 (%)", "ensemble over best network (points)"],
-        );
+        let mut table =
+            Table::new("", &["setting", "same answer (%)", "linear CKA (%)", "ensemble top-1 (%)", "ensemble over best network (points)"]);
         let (mut names, mut values) = (vec![], vec![]);
         for (_, setting) in self.plan.settings() {
             let runs: Vec<&str> = self.runs(&setting.name).iter().map(|(_, i)| i.name.as_str()).collect();
@@ -169,17 +167,16 @@ impl Results<'_> {
                 (!own.is_empty()).then(|| (stats::mean_std(&own), own.len()))
             };
             let agreement = of(&|r| r.record.metric == "agreement");
-            let cka = of(&|r| r.record.metric == "linear_cka");
+            let percent = |((mean, std), n): ((f64, Option<f64>), usize)| ((100.0 * mean, std.map(|s| 100.0 * s)), n);
+            let cka = of(&|r| r.record.metric == "linear_cka").map(percent);
             let together = of(&|r| r.record.command == "accuracy");
             let gain = of(&|r| r.record.metric == "ensemble_gain");
             let spread =
                 |found: Option<((f64, Option<f64>), usize)>| found.map_or(Cell::Empty, |((mean, std), n)| Cell::Spread { mean, std, n });
             let (Some(agree), Some(similar)) = (agreement, cka) else { continue };
-            let note = similar.0.1.map_or(String::new(), |std| format!("± {std:.3} (n = {})", similar.1));
-            let alike = Cell::Noted { value: similar.0.0, shown: format!("{:.3}", similar.0.0), note };
-            table.push(vec![Cell::text(&setting.name), spread(agreement), alike, spread(together), spread(gain)]);
+            table.push(vec![Cell::text(&setting.name), spread(agreement), spread(cka), spread(together), spread(gain)]);
             names.push(setting.name.clone());
-            values.push(vec![agree.0.0, 100.0 * similar.0.0]);
+            values.push(vec![agree.0.0, similar.0.0]);
         }
         if names.is_empty() {
             return Ok(section);

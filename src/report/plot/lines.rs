@@ -86,7 +86,9 @@ impl Lines<'_> {
         let py = |y: f64| top + PLOT - (y - y0) / (y1 - y0) * PLOT;
         let places = if direct { vec![] } else { legend(&names, WIDTH - left - 14.0, 38.0) };
         let rows = places.last().map_or(0, |p| p.1 + 1);
-        let banded = !self.band.is_empty() && self.series.iter().any(|s| s.band.len() > 1);
+        // Of one run a band has no height: nothing is drawn that a legend could explain.
+        let drawn = |s: &Series| s.band.len() > 1 && s.band.iter().any(|(low, high)| high > low);
+        let banded = !self.band.is_empty() && self.series.iter().any(drawn);
         let mut c = Canvas::new(WIDTH, top + PLOT + 44.0 + 18.0 * (rows + usize::from(banded)) as f64);
         c.title(12.0, &lines);
         for y in ticks(y0, y1, 5) {

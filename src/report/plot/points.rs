@@ -35,6 +35,8 @@ pub(super) const SHAPES: [&str; 5] = [
 /// A panel's side.
 pub(super) const SIDE: f64 = 380.0;
 const GAP: f64 = 18.0;
+/// A line of the note above a panel.
+const NOTE: f64 = 15.0;
 /// What a name may take in the legend.
 const LABEL: f64 = 140.0;
 
@@ -57,7 +59,10 @@ pub(super) fn side_by_side<P>(
     let columns = panels.len().clamp(1, 2);
     let width = GAP + columns as f64 * (SIDE + GAP);
     let lines = heading(title, width - 2.0 * GAP);
-    let (first, height) = (below(&lines), SIDE + 48.0);
+    // A note says how far a map may be believed: it is wrapped, never cut.
+    let notes: Vec<Vec<String>> = panels.iter().map(|panel| text::wrap(head(panel).1, 11.0, false, SIDE)).collect();
+    let note = NOTE * notes.iter().map(Vec::len).max().unwrap_or(0) as f64;
+    let (first, height) = (below(&lines), SIDE + 33.0 + note);
     // As many columns of the legend as the longest name leaves room for.
     let longest = legend.iter().map(|e| text::width(e.name, 10.0, false)).fold(0.0, f64::max).min(LABEL);
     let legend_columns = ((width - 2.0 * GAP) / (longest + 24.0)).floor().clamp(1.0, 8.0) as usize;
@@ -67,10 +72,11 @@ pub(super) fn side_by_side<P>(
     c.title(GAP, &lines);
     for (i, panel) in panels.iter().enumerate() {
         let (x, y) = (GAP + (i % columns) as f64 * (SIDE + GAP), first + (i / columns) as f64 * height);
-        let (title, note) = head(panel);
-        c.text(x, y + 14.0, 12.5, Anchor::Start, &text::cut(title, 12.5, false, SIDE));
-        c.text(x, y + 30.0, 11.0, Anchor::Start, &text::cut(note, 11.0, false, SIDE));
-        let top = y + 38.0;
+        c.text(x, y + 14.0, 12.5, Anchor::Start, &text::cut(head(panel).0, 12.5, false, SIDE));
+        for (k, line) in notes[i].iter().enumerate() {
+            c.text(x, y + 30.0 + NOTE * k as f64, 11.0, Anchor::Start, line);
+        }
+        let top = y + 23.0 + note;
         let grid = LIGHT.grid;
         let _ =
             writeln!(c.body, r#"<rect class="grid" x="{x:.1}" y="{top:.1}" width="{SIDE}" height="{SIDE}" fill="none" stroke="{grid}"/>"#);
