@@ -161,7 +161,8 @@ impl Extractor {
         self.ask(images, stages, true)
     }
 
-    /// The same without maps, the answer where the network is: nobody waits for a device.
+    /// The same without maps, the answer where the network is: nobody waits for a device. Of an answer there, nobody knows yet whether
+    /// it is finite (`answers_badly`).
     pub(crate) fn extract_there(&mut self, images: &Tensor) -> Result<Answer> {
         self.ask(images, false, false)
     }
@@ -196,16 +197,21 @@ impl Extractor {
             answer.features = Tensor::cat(&self.taps.iter().map(of).collect::<Vec<_>>(), 1);
             answer.stages.truncate(if maps { answer.stages.len() } else { 0 });
         }
-        match answer.not_finite() {
+        // An answer that stays on a device is not looked at here: that would wait for it.
+        let found = if answer.features.device().is_cuda() { None } else { answer.not_finite() };
+        match found {
             None => Ok(answer),
-            Some(image) => {
-                let why = match check_finite(&self.named) {
-                    Err(found) => found.to_string(),
-                    Ok(()) => "all its weights are, so they overflow on this image".to_string(),
-                };
-                Err(Error::failed(format!("the network answers image {image} of a batch of {n} with numbers that are not finite: {why}")))
-            }
+            Some(image) => Err(self.answers_badly(&format!("image {image} of a batch of {n}"))),
         }
+    }
+
+    /// What is said of a network that answers `images` with numbers that are not finite.
+    pub(crate) fn answers_badly(&self, images: &str) -> Error {
+        let why = match check_finite(&self.named) {
+            Err(found) => found.to_string(),
+            Ok(()) => "all its weights are, so they overflow".to_string(),
+        };
+        Error::failed(format!("the network answers {images} with numbers that are not finite: {why}"))
     }
 }
 

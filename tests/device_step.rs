@@ -19,7 +19,7 @@ use mcl::recipe::{Recipe, Train};
 use mcl::system::ranks::Ranks;
 use mcl::train::step::Engine;
 use rand::Rng as _;
-use support::{SMALL, TRAIN, recipe, text};
+use support::{SMALL, TRAIN, method_tests, recipe, text};
 use tch::{Device, Kind, Tensor};
 
 macro_rules! on_device {
@@ -106,6 +106,65 @@ on_device! {
             assert_eq!(counts.to_device, steps as i64, "{method}: a batch is one copy");
             assert!(counts.to_host <= 2, "{method}: the flag comes home every four steps, and nothing else: {}", counts.to_host);
             assert!(counts.launches <= most * steps as i64, "{method}: {} launches a step", counts.launches as f64 / steps as f64);
+        }
+    }
+}
+
+/// An engine of a line of TRIALS on the device, begun, after so many steps of its second epoch: methods with phases have come to their last.
+fn tried(name: &str, options: &str, networks: usize, device: Device, rule: Rule, steps: usize) -> Engine {
+    tch::set_num_threads(1);
+    let (archs, labels) = (method_tests::archs(&vec!["resnet8"; networks]), method_tests::labels());
+    let task = Task { device, rule, ..method_tests::task(&archs, &labels, Kind::Float, 3) };
+    let mut engine = Engine::of(&task, (methods::find(name).unwrap().build)(&task, options.parse().unwrap()).unwrap());
+    for epoch in 0..2 {
+        let mut held = method_tests::holdout().into_iter().map(|batch| Ok(batch?.to_device(device)));
+        engine.epoch_start(Some(&mut held), Clock { epoch, ..clock(0) }).unwrap();
+    }
+    for i in 0..steps {
+        let batch = method_tests::batch_for(&engine, i);
+        step_tried(&mut engine, i, &batch).unwrap();
+    }
+    engine
+}
+
+/// A step of such an engine, in its second epoch.
+fn step_tried(engine: &mut Engine, number: usize, batch: &Batch) -> mcl::error::Result<()> {
+    engine.step(&[batch.shallow_clone()], Clock { epoch: 1, ..clock(number) }, None).map(drop)
+}
+
+/// The lines of TRIALS, with the smallest cohort of each. Every method has one: tests/every_method.rs holds that.
+fn trials() -> impl Iterator<Item = (&'static str, &'static str, usize)> {
+    method_tests::TRIALS.iter().map(|(name, options, sizes)| (*name, *options, sizes[0]))
+}
+
+on_device! {
+    /// No method waits in a plain step. Beyond the batch, those that draw from a memory bring what they drew, and KDCL its teacher's weights.
+    []
+    fn no_method_waits_in_a_plain_step() {
+        println!("| method | options | kernels | copies to the device | numbers read | waits |");
+        println!("| --- | --- | --- | --- | --- | --- |");
+        for (name, options, networks) in trials() {
+            let mut engine = tried(name, options, networks, CUDA, SGD, 8);
+            let batches: Vec<Batch> = (8..16).map(|i| method_tests::batch_for(&engine, i).pinned()).collect();
+            let before = cuda::counts().unwrap();
+            cuda::refuse_waits(true);
+            let taken: Result<Vec<()>, _> = batches.iter().zip(8..).map(|(batch, i)| step_tried(&mut engine, i, batch)).collect();
+            cuda::refuse_waits(false);
+            taken.unwrap_or_else(|e| panic!("{name} {options}: {e}"));
+            let counts = cuda::counts().unwrap().since(before);
+            engine.confirm().unwrap();
+            let each = |n: i64| n as f64 / batches.len() as f64;
+            println!(
+                "| {name} | {} | {:.0} | {:.2} | {} | {} |",
+                options.replace('\n', " "),
+                each(counts.launches),
+                each(counts.to_device),
+                counts.reads,
+                counts.waits
+            );
+            assert_eq!((counts.reads, counts.waits), (0, 0), "{name} {options}");
+            let brings = options.contains("mining") || name == "kdcl";
+            assert!(brings || counts.to_device == batches.len() as i64, "{name} {options}: {} copies", counts.to_device);
         }
     }
 }
@@ -319,17 +378,20 @@ fn a_run_that_diverges_on_the_device_ends_as_on_the_cpu() {
 /// Steps 0 to 2 are good, step 3 has a NaN in its images. Everything is then as after step 2, to the bit, however many steps were asked for
 /// before the host heard of it.
 fn a_nan_leaves_the_step_before(device: Device) {
-    for (method, options) in REMEMBERING {
-        let mut engine = engine(device, method, options, SGD);
-        let good: Vec<Batch> = (0..24).map(batch).collect();
-        (0..3).for_each(|i| step(&mut engine, i, &good[i], None).unwrap());
+    let queue = ("l_mcl", "mining = \"queue\"\nnegatives = 6\nqueue_length = 16", 2); // turns round in these steps
+    for ((method, options, networks), rule) in trials().chain([queue]).flat_map(|trial| [(trial, SGD), (trial, ADAMW)]) {
+        if rule == ADAMW && method != "l_mcl" {
+            continue; // one method is enough to see the other moments
+        }
+        let mut engine = tried(method, options, networks, device, rule, 3);
         engine.confirm().unwrap();
         let before = state(&engine);
-        let bad = batch(3);
+        let good: Vec<Batch> = (0..24).map(|i| method_tests::batch_for(&engine, i)).collect();
+        let bad = method_tests::batch_for(&engine, 3);
         let _ = bad.views[0].get(5).get(0).get(0).get(0).fill_(f64::NAN);
-        let mut told = step(&mut engine, 3, &bad, None).err().map(|e| (3, e));
+        let mut told = step_tried(&mut engine, 3, &bad).err().map(|e| (3, e));
         for i in 4..24 {
-            told = told.or_else(|| step(&mut engine, i, &good[i], None).err().map(|e| (i, e)));
+            told = told.or_else(|| step_tried(&mut engine, i, &good[i]).err().map(|e| (i, e)));
         }
         let (when, error) = told.unwrap_or_else(|| panic!("{method} {options}: nobody heard of it"));
         let Error::Diverged { step: 3, what } = &error else { panic!("{method} {options}: {error}") };

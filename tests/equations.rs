@@ -76,7 +76,7 @@ fn one_layer_with_lambda_one_is_twice_mcl_for_two_networks() {
         value(&(icl(&a, &b, &contrast) + icl(&b, &a, &contrast))),
         value(&(soft_icl(&a, &b, &contrast, SoftTerms::PAPER) + soft_icl(&b, &a, &contrast, SoftTerms::PAPER))),
     ];
-    let whole = four(&mcl(&Tensor::stack(&[&a, &b], 0), &contrast, SoftTerms::PAPER));
+    let whole = four(&mcl(&Tensor::stack(&[&a, &b], 0), &Pairs::of_networks(2, &a), &contrast, SoftTerms::PAPER));
     for k in 0..4 {
         close(by_pair[k], 2.0 * single[k], 1e-12);
         close(whole[k], single[k], 1e-12);
@@ -97,7 +97,7 @@ fn mcl_of_three_networks_is_the_sum_of_its_parts() {
             expected[3] += value(&soft_icl(own, other, &contrast, SoftTerms::RELEASED));
         }
     }
-    let actual = four(&mcl(&Tensor::stack(&nets, 0), &contrast, SoftTerms::RELEASED));
+    let actual = four(&mcl(&Tensor::stack(&nets, 0), &Pairs::of_networks(nets.len(), &nets[0]), &contrast, SoftTerms::RELEASED));
     for k in 0..4 {
         close(actual[k], expected[k], 1e-12);
     }

@@ -251,8 +251,7 @@ impl Golden {
         let mut compare = |term: &str, actual: &Tensor, expected: &str| -> Result<()> {
             let error = relative(actual, self.get(expected)?);
             let worst: &mut f64 = errors.entry(term.to_string()).or_default();
-            // A NaN is an error of any size.
-            *worst = if error.is_nan() { f64::INFINITY } else { worst.max(error) };
+            *worst = worst.max(error);
             Ok(())
         };
         let named = |name: &str| {
@@ -285,7 +284,8 @@ impl Golden {
         let last: Vec<&Tensor> = (0..networks).map(|m| &embeds[(m + 1) * stages - 1]).collect();
         let soft_terms = if mode == Mode::Paper { SoftTerms::PAPER } else { SoftTerms::RELEASED };
         let contrast = Contrast::in_batch(&batch.labels, tau, kind);
-        for (name, value) in contrast::mcl(&Tensor::stack(&last, 0), &contrast, soft_terms).named() {
+        let (all, pairs) = (Tensor::stack(&last, 0), Pairs::of_networks(last.len(), last[0]));
+        for (name, value) in contrast::mcl(&all, &pairs, &contrast, soft_terms).named() {
             compare(&format!("mcl {name}"), value, &format!("expected.{mode_name}.mcl.{name}"))?;
         }
         if mode == Mode::Paper {
@@ -349,7 +349,9 @@ impl Golden {
 fn relative(actual: &Tensor, expected: &Tensor) -> f64 {
     let actual = actual.detach().to_device(Device::Cpu).to_kind(Kind::Double).view_as(expected);
     let (difference, largest) = ((actual - expected).abs().max().double_value(&[]), expected.abs().max().double_value(&[]));
-    if largest == 0.0 { difference } else { difference / largest }
+    let error = if largest == 0.0 { difference } else { difference / largest };
+    // A NaN is an error of any size; `max` would pass over it.
+    if error.is_nan() { f64::INFINITY } else { error }
 }
 
 /// A cohort without kinks: two networks of tanh layers with two stages each, heads and classifiers, and a meta-network, in f64.

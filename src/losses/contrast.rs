@@ -204,6 +204,11 @@ pub struct Pairs {
 }
 
 impl Pairs {
+    /// Every embedding with every other, one of each network.
+    pub fn of_networks(networks: usize, like: &Tensor) -> Pairs {
+        Pairs::new((0..networks).flat_map(|a| (a + 1..networks).map(move |b| (a, b))).collect(), networks, like)
+    }
+
     /// Index tables where the embeddings live (`like`).
     pub fn new(list: Vec<(usize, usize)>, nodes: usize, like: &Tensor) -> Pairs {
         let (n, count) = (nodes, list.len());
@@ -283,13 +288,11 @@ pub fn l_mcl(
 }
 
 /// L^MCL, Eq. 10, of M networks' last embeddings [M, B, d]: Eq. 3, 7, 8 and 9. It is the layer-wise loss of one layer with lambda 1,
-/// which counts every own block 2(M - 1) times and every pair twice.
-pub fn mcl(embeds: &Tensor, contrast: &Contrast, soft_terms: SoftTerms) -> Parts {
-    let m = embeds.size()[0] as usize;
-    let list = (0..m).flat_map(|a| (a + 1..m).map(move |b| (a, b))).collect();
-    let pairs = Pairs::new(list, m, embeds);
+/// which counts every own block 2(M - 1) times and every pair twice. `pairs`: `Pairs::of_networks`.
+pub fn mcl(embeds: &Tensor, pairs: &Pairs, contrast: &Contrast, soft_terms: SoftTerms) -> Parts {
+    let m = embeds.size()[0];
     let ones = Tensor::ones([pairs.list.len() as i64, embeds.size()[1]], (embeds.kind(), embeds.device()));
-    let (parts, _) = l_mcl(embeds, &pairs, &ones, contrast, soft_terms, None);
+    let (parts, _) = l_mcl(embeds, pairs, &ones, contrast, soft_terms, None);
     Parts {
         vcl: parts.vcl / (2.0 * (m as f64 - 1.0)),
         icl: parts.icl / 2.0,

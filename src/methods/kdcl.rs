@@ -138,7 +138,8 @@ fn onto_simplex(point: &Tensor) -> Tensor {
     let (sorted, _) = point.sort(0, true);
     let rank = Tensor::arange_start(1, point.size()[0] + 1, (point.kind(), point.device()));
     let excess = (sorted.cumsum(0, None) - 1.0) / &rank;
-    let kept = sorted.gt_tensor(&excess).to_kind(point.kind()).sum(None).to_kind(Kind::Int64) - 1;
+    // One entry at least is kept, but for logits that are not finite: those are the loss's to name.
+    let kept = (sorted.gt_tensor(&excess).sum(Kind::Int64) - 1).clamp_min(0);
     (point - excess.gather(0, &kept.view([1]), false)).clamp_min(0.0)
 }
 

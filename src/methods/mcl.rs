@@ -16,7 +16,7 @@ use super::{
 use crate::cohort::Cohort;
 use crate::data::{Batch, Sampling};
 use crate::error::{Error, Result};
-use crate::losses::contrast::{self, Contrast, SoftTerms};
+use crate::losses::contrast::{self, Contrast, Pairs, SoftTerms};
 use crate::losses::logit;
 use crate::losses::terms::Terms;
 use crate::nets::Outputs;
@@ -105,6 +105,8 @@ struct Mcl {
     heads: Vec<Projector>,
     head_params: Params,
     bank: Option<MemoryBank>,
+    /// Where the embeddings are: made once, so that no step brings them there.
+    pairs: Pairs,
     rule: Rule,
     shared_stages: usize,
     smoothing: f64,
@@ -154,6 +156,7 @@ fn build(task: &Task, options: toml::Table) -> Result<Box<dyn Method>> {
         heads,
         head_params: scope.params(),
         bank,
+        pairs: Pairs::of_networks(task.archs.len(), &Tensor::zeros([0], (task.kind, task.device))),
         rule: task.rule,
         shared_stages,
         smoothing: task.label_smoothing,
@@ -205,7 +208,7 @@ impl Method for Mcl {
                 let (embeds, labels) = (self.ranks.for_contrast(&embeds, 1), self.ranks.for_contrast(&batch.labels, 0));
                 let in_batch = Contrast::in_batch(&labels, self.tau, embeds.kind());
                 information::note(&mut terms, &embeds.unbind(0).iter().collect::<Vec<_>>(), &Samples::Batch(&in_batch));
-                contrast::mcl(&embeds, &in_batch, soft_terms)
+                contrast::mcl(&embeds, &self.pairs, &in_batch, soft_terms)
             }
             Some(bank) => {
                 let (banks, negatives, tau, layout) = (bank.samples()?, self.options.negatives, self.tau, mode.bank_layout());

@@ -14,7 +14,12 @@ impl Trainer<'_> {
     pub(super) fn evaluate(&self, split: &Split) -> Result<CohortAccuracy> {
         let mut networks = self.engine.frozen(self.data.dataset.classes.len() as i64, tch::get_num_threads() as usize);
         let who = format!("epoch {}/{}", self.progress.epoch + 1, self.epochs);
-        self.answered(split, &who, |images| networks.iter_mut().map(|n| n.extract_there(images)).collect())
+        let accuracy = self.answered(split, &who, |images| networks.iter_mut().map(|n| n.extract_there(images)).collect())?;
+        // On a device nobody has looked at the answers before.
+        match networks.iter().zip(&accuracy.not_finite).find(|(_, images)| **images > 0) {
+            None => Ok(accuracy),
+            Some((network, images)) => Err(network.answers_badly(&format!("{images} images of a split"))),
+        }
     }
 
     /// The accuracy of what is answered about a split, of which every rank takes its part. `who` is shown meanwhile.

@@ -209,7 +209,9 @@ pub struct CohortAccuracy {
     pub stages: Vec<Vec<Accuracy>>,
     /// The mean of the networks' probabilities.
     pub ensemble: Accuracy,
-    /// Hits of every stage and of the ensemble, counted where the answers are and read once, by `finish`.
+    /// Images that each network answered with numbers that are not finite.
+    pub not_finite: Vec<u64>,
+    /// Hits of every stage and of the ensemble and images that are not finite, counted where the answers are and read once, by `finish`.
     counted: Option<Tensor>,
 }
 
@@ -224,6 +226,8 @@ impl CohortAccuracy {
         }
         let probabilities: Vec<Tensor> = answers.iter().map(|a| a.logit().softmax(-1, Kind::Float)).collect();
         found.extend(hits(&Tensor::stack(&probabilities, 0).mean_dim(0, false, None), labels));
+        let not_finite = |a: &Answer| a.logits.iter().map(|z| z.isfinite().all_dim(1, false).logical_not()).reduce(|a, b| a.logical_or(&b));
+        found.extend(answers.iter().filter_map(not_finite).map(|images| images.sum(Kind::Int64)));
         let found = Tensor::stack(&found, 0);
         self.counted = Some(self.counted.take().map_or(found.shallow_clone(), |sum| sum + found));
         let images = labels.size()[0] as u64;
@@ -234,6 +238,8 @@ impl CohortAccuracy {
     pub fn finish(&mut self) {
         let Some(counted) = self.counted.take() else { return };
         let counted = Vec::<i64>::try_from(counted.to_device(Device::Cpu)).expect("a vector of int64");
+        let (counted, not_finite) = counted.split_at(counted.len() - self.stages.len());
+        self.not_finite = not_finite.iter().map(|&images| images as u64).collect();
         for (a, hits) in self.stages.iter_mut().flatten().chain([&mut self.ensemble]).zip(counted.chunks_exact(2)) {
             a.top1 += hits[0] as u64;
             a.top5 += hits[1] as u64;

@@ -607,7 +607,10 @@ void kernel(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
       c10::List<optional<Tensor>> list;
       for (const optional<Tensor> &t : given[i].toOptionalTensorList().vec()) {
         if (t) call.meet(*t, indexes || t->dim() == 0);
-        if (t && t->defined() && !t->is_cuda()) to_device++;
+        if (t && t->defined() && !t->is_cuda()) {
+          to_device++;
+          waited("an index in host memory");
+        }
         list.push_back(t ? optional<Tensor>(call.take(*t, false)) : optional<Tensor>());
       }
       slot = list;

@@ -65,6 +65,7 @@ on_device! {
         refused("a copy to the host", &|| x.f_to_device(Device::Cpu).is_ok());
         refused("a blocking copy to the device", &|| Tensor::ones([2], (Kind::Float, Device::Cpu)).f_to_device(GPU).is_ok());
         refused("a search", &|| x.f_nonzero().is_ok());
+        refused("an index in host memory", &|| x.f_index(&[Some(Tensor::from_slice(&[1i64, 2]))]).is_ok());
         refused("an index by mask", &|| x.f_index(&[Some(x.gt(0.0))]).is_ok());
         let sum = (pinned.to_device_(GPU, Kind::Float, true, false) + &x * 3.0).sum(None);
         cuda::refuse_waits(false);

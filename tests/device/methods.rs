@@ -1,9 +1,10 @@
 //! Every method: steps on the device against the CPU's, meta steps, half the bits, and a state that is saved and restored.
 
+use mcl::cohort::FrozenPeer;
 use mcl::data::{Batch, Mix};
 use mcl::error::{Error, Result};
-use mcl::methods::{self, METHODS, Task};
-use mcl::nets::LossScale;
+use mcl::methods::{self, Frozen, METHODS, Task, Views};
+use mcl::nets::{LossScale, Network};
 use mcl::system::device::Precision;
 use mcl::train::step::{Engine, StepReport};
 use tch::{Device, Kind, Tensor};
@@ -103,8 +104,8 @@ fn compared(name: &str, options: &str, nets: &[&str]) -> (f64, Option<f64>) {
 }
 
 /// A state after two steps, restored into an engine of another seed on the device: the next step is the same to the bit. And restored on
-/// the CPU: it is near.
-fn resumed(name: &str, options: &str, nets: &[&str]) {
+/// the CPU: it is near; how near is returned.
+fn resumed(name: &str, options: &str, nets: &[&str]) -> f64 {
     let mut whole = engine(name, options, nets, GPU, Kind::Float, 3).unwrap();
     begin(&mut whole, 0, 0, GPU, Kind::Float);
     step(&mut whole, 0, GPU, Kind::Float);
@@ -123,7 +124,9 @@ fn resumed(name: &str, options: &str, nets: &[&str]) {
         step(&mut other, 2, GPU, Kind::Float)
     });
     let (a, b) = (total(&on_cpu), total(&on_gpu));
-    assert!((a - b).abs() <= 1e-4 * a.abs(), "{name} {options}: a state of the device gives {b} there and {a} on the CPU");
+    let error = (a - b).abs() / a.abs();
+    assert!(error <= 1e-4, "{name} {options}: a state of the device gives {b} there and {a} on the CPU");
+    error
 }
 
 /// One step in half the bits: the loss against the CPU's in as many, and the direction against the device's in f32.
@@ -201,8 +204,8 @@ on_device! {
     fn every_method_resumes_on_the_device_to_the_bit() {
         for spec in METHODS {
             for (name, options, sizes) in TRIALS.iter().filter(|t| t.0 == spec.name) {
-                resumed(name, options, &vec!["resnet8"; sizes[0]]);
-                println!("| {name} | {} | resumed to the bit |", options.replace('\n', " "));
+                let error = resumed(name, options, &vec!["resnet8"; sizes[0]]);
+                println!("| {name} | {} | resumed to the bit | and on the CPU {error:.0e} |", options.replace('\n', " "));
             }
         }
     }
@@ -261,6 +264,72 @@ on_device! {
         let after = weights(&engine).into_iter().filter(|(n, _)| n != "loss_scale").collect::<Vec<_>>();
         assert_eq!(same_bits(&after, &before), None, "an overflow moved a weight");
         assert_eq!(engine.loss_scale.as_ref().unwrap().scale(), 5e29);
+    }
+}
+
+/// Methods that networks teach in which do not learn, with options that let them. Every such method of the registry has a line.
+const TAUGHT: &[(&str, &str)] =
+    &[("dml", ""), ("kdcl", ""), ("kdcl", "teacher = 'linear'"), ("mcl", "logit = 'dml'"), ("mcl", "logit = 'ensemble'"), ("l_mcl", "")];
+
+/// Two ResNet-8 and two that teach them: the same images, and images normalised otherwise.
+fn taught(name: &str, options: &str, device: Device, kind: Kind) -> Engine {
+    let (archs, labels) = (archs(&["resnet8", "resnet8"]), labels());
+    let task = Task { device, kind, frozen: 2, ..task(&archs, &labels, kind, 3) };
+    let mut engine = Engine::of(&task, (methods::find(name).unwrap().build)(&task, options.parse().unwrap()).unwrap());
+    let by_channel = |values: [f64; 3]| Tensor::from_slice(&values).view([1, 3, 1, 1]).to_kind(kind).to_device(device);
+    for (arch, input) in [("wrn_16_2", None), ("vgg8", Some((by_channel([1.1, 0.9, 1.2]), by_channel([0.1, -0.2, 0.0]))))] {
+        let arch = mcl::nets::find(arch).unwrap();
+        let (net, params) = Network::build(arch, 4, 9, device, kind);
+        engine.cohort.frozen.push(FrozenPeer { arch, net, params, input });
+    }
+    engine
+}
+
+on_device! {
+    /// Networks of `[cohort] frozen`: what they teach is what they teach on the CPU, they stay as they are, and nothing waits for them.
+    fn networks_that_do_not_learn_teach_as_on_the_cpu() {
+        tch::set_num_threads(1);
+        for spec in METHODS.iter().filter(|spec| matches!(spec.frozen, Frozen::Teach(_))) {
+            assert!(TAUGHT.iter().any(|(name, _)| *name == spec.name), "{}: add a line to TAUGHT in tests/device/methods.rs", spec.name);
+        }
+        for (name, options) in TAUGHT {
+            let run = |device: Device, precision: Precision, steps: std::ops::Range<usize>| {
+                let mut engine = taught(name, options, device, Kind::Float);
+                engine.cohort.precision = precision;
+                begin(&mut engine, 0, 0, device, Kind::Float);
+                let teachers = || engine.cohort.frozen.iter().flat_map(|f| f.params.named()).map(|(n, t)| (n, t.to_device(Device::Cpu).copy()));
+                let before: Vec<_> = teachers().collect();
+                let mut losses = vec![];
+                for at in steps {
+                    let views = if engine.method.needs().views == Views::PerPeer { 4 } else { 1 };
+                    let batch = crate::support::method_tests::batch(at, views);
+                    losses.push(total(&engine.step(&[batch.to_device(device)], clock(0, at), None).unwrap()));
+                }
+                engine.confirm().unwrap();
+                let teachers = engine.cohort.frozen.iter().flat_map(|f| f.params.named()).map(|(n, t)| (n, t.to_device(Device::Cpu)));
+                assert_eq!(same_bits(&teachers.collect::<Vec<_>>(), &before), None, "{name} {options}: a teacher learnt");
+                (losses, engine)
+            };
+            // The first batch of an epoch has l_mcl's meta step.
+            let ((here, _), (there, mut engine)) = (run(Device::Cpu, Precision::F32, 0..3), run(GPU, Precision::F32, 0..3));
+            let error = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b).abs() / a.abs()).fold(0.0, f64::max);
+            let apart = error(&here[..1], &there[..1]);
+            assert!(apart < 1e-5, "{name} {options}: {there:?}, on the CPU {here:?}");
+            assert!(error(&here, &there) < 1e-2, "{name} {options}: {there:?}, on the CPU {here:?}");
+            let half = HALF.map(|(precision, near)| {
+                let ((here, _), (there, _)) = (run(Device::Cpu, precision, 1..2), run(GPU, precision, 1..2));
+                let apart = error(&here, &there);
+                assert!(apart < near, "{name} {options} {precision:?}: {there:?}, on the CPU {here:?}");
+                apart
+            });
+            println!("| {name} | {} | two frozen teachers | {apart:.0e} | bf16 {:.0e}, f16 {:.0e} |", options.replace('\n', " "), half[0], half[1]);
+            let views = if engine.method.needs().views == Views::PerPeer { 4 } else { 1 };
+            let batch = crate::support::method_tests::batch(3, views).pinned();
+            cuda::refuse_waits(true);
+            let taken = engine.step(&[batch], clock(0, 3), None);
+            cuda::refuse_waits(false);
+            taken.unwrap_or_else(|e| panic!("{name} {options}: {e}"));
+        }
     }
 }
 

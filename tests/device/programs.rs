@@ -12,7 +12,7 @@ use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 
 use crate::support::{EVAL, SMALL, assert_refused, recipe, text};
-use crate::{SHORT, cuda, device, finish, manifest, state, train};
+use crate::{SHORT, cuda, device, finish, manifest, state, stop_in_the_first_epoch, train};
 
 fn eval(library: &Path, root: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(EVAL);
@@ -60,6 +60,54 @@ fn a_checkpoint_goes_from_the_cpu_to_the_device_and_back() {
     let error = networks_apart(&moves, &stays);
     assert!(error < 1e-5, "{error}");
     println!("| a run that went from the CPU to cuda:1 and back | weights apart by {error:.0e} |");
+}
+
+/// `[cohort] frozen`: teachers are read to the device, teach there, and a run that was stopped among them goes on to the bit.
+#[test]
+fn a_run_with_a_teacher_that_does_not_learn_resumes_to_the_bit() {
+    let Some(library) = device() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = recipe(folder.path(), SMALL);
+    let teacher = folder.path().join("teacher");
+    finish(train(&library, "cpu", &recipe, &teacher, &[SHORT, &["--set", "train.epochs=1", "--set", "method.name=baseline"]].concat()));
+    let frozen = format!("cohort.frozen=[\"{}\"]", teacher.join("networks/peer-0.safetensors").display());
+    let set = [SHORT, &["--set", &frozen, "--set", "train.lr=0.001"]].concat();
+    let [here, whole, halves] = ["here", "whole", "halves"].map(|name| folder.path().join(name));
+    finish(train(&library, "cpu", &recipe, &here, &set));
+    finish(train(&library, "cuda:0", &recipe, &whole, &set));
+    stop_in_the_first_epoch(train(&library, "cuda:0", &recipe, &halves, &set), &halves);
+    finish(train(&library, "cuda:0", &recipe, &halves, &[&set[..], &["--resume"]].concat()));
+    assert!(state(&whole) == state(&halves), "the tensors differ");
+    let known = |run: &Path| {
+        let log = fs::read_to_string(run.join("log.txt")).unwrap();
+        log.lines()
+            .find_map(|l| l.split_once("test top-1 "))
+            .map(|(_, top1)| top1.to_string())
+            .unwrap_or_else(|| panic!("no teacher in: {log}"))
+    };
+    assert_eq!(known(&whole), known(&here), "the teacher knows other things on the device");
+    let error = networks_apart(&whole, &here);
+    assert!(error < 1e-4, "{error}");
+    println!("| l_mcl with a frozen teacher, 12 steps on cuda:0 | resumed to the bit | weights apart by {error:.0e} |");
+}
+
+/// Evaluation reads once a split, however many images that has: the numbers of an epoch come home in a few copies.
+#[test]
+fn evaluation_reads_once_a_split() {
+    let Some(library) = device() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = recipe(folder.path(), SMALL);
+    // As many images to learn from, twice as many to be tested on.
+    let seen = [("120", "0.1"), ("240", "0.05"), ("480", "0.025")].map(|(per_class, fraction)| {
+        let set = [format!("data.per_class={per_class}"), format!("data.fraction={fraction}")];
+        let base =
+            ["--set", &set[0], "--set", &set[1], "--set", "train.batch=192", "--set", "train.epochs=1", "--set", "method.name=baseline"];
+        let output = finish(train(&library, "cuda:0", &recipe, &folder.path().join(per_class), &base));
+        let counts = counted(&output);
+        (counts["reads"], counts["to_host"])
+    });
+    println!("| numbers read and copies to the host of a run of one epoch, 1280, 2560 and 5120 test images | {seen:?} |");
+    assert!(seen[0] == seen[1] && seen[1] == seen[2], "what is read grows with the split: {seen:?}");
 }
 
 #[test]
@@ -179,6 +227,25 @@ const MEASURED: &[(&str, &[&str], f64)] = &[
     ("cohort", &["--run", "one"], 0.5),
     ("lambda", &["--run", "one"], 0.5),
     ("compare", &["one", "two", "--peer", "0"], 0.5),
+    // Somebody's network, of which only a TorchScript file is known.
+    (
+        "knn",
+        &[
+            "--torchscript",
+            "traced/torchscript/resnet8.pt",
+            "--output",
+            "2",
+            "--pool",
+            "mean",
+            "--normalisation",
+            "imagenet",
+            "--image-size",
+            "16",
+            "--dataset",
+            "synthetic",
+        ],
+        0.5,
+    ),
 ];
 
 /// All numbers in a JSON value, in order.
@@ -203,6 +270,7 @@ fn every_measurement_gives_the_numbers_of_the_cpu() {
     for (name, seed) in [("one", "train.seed=1"), ("two", "train.seed=2")] {
         finish(train(&library, "cuda:0", &recipe, &root.path().join(name), &[SHORT, &["--set", "train.epochs=1", "--set", seed]].concat()));
     }
+    finish(eval(&library, root.path(), &["export", "--run", "one", "--peer", "0", "--to", "torchscript", "--out", "traced"]));
     println!("| measurement | numbers | largest difference to the CPU |");
     println!("| --- | --- | --- |");
     for (name, args, tolerance) in MEASURED {
@@ -219,7 +287,7 @@ fn every_measurement_gives_the_numbers_of_the_cpu() {
         assert!(!here.is_empty() && here.len() == there.len(), "{name}: {here:?} {there:?}");
         let worst = here.iter().zip(&there).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
         assert!(worst <= *tolerance, "{name} {args:?}: {there:?}, on the CPU {here:?}");
-        let protocol = args.iter().skip_while(|a| **a != "--protocol").nth(1).copied().unwrap_or_default();
+        let protocol = args.iter().skip_while(|a| !["--protocol", "--torchscript"].contains(a)).nth(1).copied().unwrap_or_default();
         println!("| {name} {protocol} | {} | {worst:.2} |", here.len());
     }
     // Features of the CPU are not taken for the device's, and the device's own are.

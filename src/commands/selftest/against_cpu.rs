@@ -1,10 +1,13 @@
 //! What a device computes against the CPU: the bricks of networks one by one, then networks, then training that stops and goes on. The
 //! CPU's numbers are taken in f64, so that the error is the device's own.
 
+use std::rc::Rc;
+use std::sync::Arc;
+
 use tch::{Device, Kind, Tensor};
 
 use super::{Check, relative};
-use crate::data::{Batch, Mix};
+use crate::data::{Batch, Loader, Mix, Pixels, Raw, Resident, Split, Transform};
 use crate::error::Result;
 use crate::extractor::Extractor;
 use crate::methods::{self, Clock, Task};
@@ -14,6 +17,7 @@ use crate::params::Scope;
 use crate::recipe::{Recipe, Train};
 use crate::rng;
 use crate::system::device::Precision;
+use crate::system::ranks::Ranks;
 use crate::train::step::Engine;
 
 /// f32 on the device against f64 on the CPU. TF32, which rounds factors to 1e-3, is far above it.
@@ -31,8 +35,6 @@ const TRAINED_TOLERANCE: f64 = 1e-7;
 pub(super) fn checks(device: Device) -> Result<Vec<Check>> {
     let mut found = vec![];
     let mut add = |source: &str, precision: &'static str, term: &str, error: f64, tolerance: f64| {
-        // A NaN is an error of any size.
-        let error = if error.is_nan() { f64::INFINITY } else { error };
         found.push(Check { source: source.into(), mode: "cpu".into(), precision, term: term.into(), error, tolerance });
     };
     for (name, brick) in bricks() {
@@ -52,6 +54,9 @@ pub(super) fn checks(device: Device) -> Result<Vec<Check>> {
     }
     for (term, error) in mixed(device)? {
         add("augmentation", "f32", &term, error, LAYER_TOLERANCE);
+    }
+    if let Some(error) = drawn(device)? {
+        add("augmentation", "f32", "crop, flip, erasing and normalisation", error, LAYER_TOLERANCE);
     }
     for (term, error) in extracted(device)? {
         add("extractor", "f32", &term, error, NETWORK_TOLERANCE);
@@ -147,6 +152,27 @@ fn mixed(device: Device) -> Result<Vec<(String, f64)>> {
         errors.push((name.to_string(), relative(&on(device)?, &on(Device::Cpu)?)));
     }
     Ok(errors)
+}
+
+/// Images that live on the device as bytes, augmented there, in the draws of the host. None where images never live.
+fn drawn(device: Device) -> Result<Option<f64>> {
+    let (side, images) = (12, 20);
+    let data: Vec<u8> = (0..images * side * side * 3).map(|i| (i * 37 % 251) as u8).collect();
+    let pixels = Pixels::Memory(Arc::new(Raw { height: side, width: side, data }));
+    let split = Split::new(pixels, (0..images as i64).map(|i| i % 4).collect());
+    let transform = Transform { erase: 0.7, ..Transform::pad_crop(side, [0.5, 0.4, 0.3], [0.2, 0.3, 0.25]) };
+    let Some(resident) = Resident::wanted(None, &split, &transform, device)?.map(Rc::new) else { return Ok(None) };
+    let order: Vec<Vec<u32>> = (0..2).map(|b| (0..10).map(|i| (b * 10 + 7 * i) % images as u32).collect()).collect();
+    let host = Loader::new(&split, order.clone(), transform.clone(), 2, 5, 1, 0);
+    let mut there = Loader::of_rank(&split, order, transform, 2, 5, 1, 0, Ranks::ALONE, device, Some(resident));
+    let mut worst = 0f64;
+    for wanted in host {
+        let (wanted, got) = (wanted?, there.next_on(device).transpose()?);
+        let views = got.map(|placed| placed.batch.views).unwrap_or_default();
+        let errors = wanted.views.iter().enumerate().map(|(v, wanted)| views.get(v).map_or(f64::INFINITY, |got| relative(got, wanted)));
+        worst = errors.fold(worst, f64::max);
+    }
+    Ok(Some(worst))
 }
 
 /// Features and logits of small networks with plain and with grouped convolutions, as measurements take them.
