@@ -97,7 +97,7 @@ fn mcl_of_three_networks_is_the_sum_of_its_parts() {
             expected[3] += value(&soft_icl(own, other, &contrast, SoftTerms::RELEASED));
         }
     }
-    let actual = four(&mcl(&Tensor::stack(&nets, 0), &Pairs::of_networks(nets.len(), &nets[0]), &contrast, SoftTerms::RELEASED));
+    let actual = four(&mcl(&Tensor::stack(&nets, 0), &Pairs::of_networks(nets.len(), nets[0]), &contrast, SoftTerms::RELEASED));
     for k in 0..4 {
         close(actual[k], expected[k], 1e-12);
     }
