@@ -36,7 +36,7 @@ impl Contrast {
     /// occurs once would divide by zero: callers refuse it. `labels` `[B]`; `kind` that of the embeddings.
     pub fn in_batch(labels: &Tensor, tau: f64, kind: Kind) -> Contrast {
         let own = Tensor::eye(labels.size()[0], (Kind::Bool, labels.device()));
-        let mates = labels.unsqueeze(1).eq_tensor(&labels.unsqueeze(0)).logical_and(&own.logical_not()).to_kind(kind);
+        let mates = labels.unsqueeze(1).eq_tensor(&labels.unsqueeze(0)).fill_diagonal_(0, false).to_kind(kind);
         let positives = &mates / mates.sum_dim_intlist(1i64, true, None);
         let barrier = Some(positives.zeros_like().masked_fill_(&own, f64::NEG_INFINITY));
         Contrast { positives, own: Some(own), barrier, tau }
@@ -52,9 +52,11 @@ impl Contrast {
 
     /// How many negatives an anchor has, mean over the batch: a scalar tensor.
     pub fn negatives(&self) -> Tensor {
-        let negative = self.positives.eq(0.0);
-        let negative = self.own.as_ref().map_or(negative.shallow_clone(), |own| negative.logical_and(&own.logical_not()));
-        negative.to_kind(self.positives.kind()).sum_dim_intlist(-1i64, false, None).mean(None)
+        let mut negative = self.positives.eq(0.0);
+        if self.own.is_some() {
+            let _ = negative.fill_diagonal_(0, false); // [B, B]
+        }
+        negative.sum_dim_intlist(-1i64, false, self.positives.kind()).mean(None)
     }
 
     /// log of the denominator of Eq. 2 and 5, row by row. `scores` [.., B, K] -> [.., B].

@@ -447,7 +447,7 @@ fn told_right(outs: &[Outputs], labels: &Tensor) -> Vec<(String, Tensor)> {
     let _guard = tch::no_grad_guard();
     let logits: Vec<Tensor> = outs.iter().map(|out| out.logit().detach()).collect();
     let right = Tensor::stack(&logits, 0).argmax(-1, false).eq_tensor(&labels.unsqueeze(0)); // [M, B]
-    let shares = right.to_kind(Kind::Float).mean_dim(1i64, false, Kind::Float) * 100.0;
+    let shares = right.mean_dim(1i64, false, Kind::Float) * 100.0;
     (0..outs.len()).map(|m| (format!("train.peer{m}.top1"), shares.get(m as i64))).collect()
 }
 
