@@ -192,18 +192,6 @@ fn the_four_numbers_agree_between_metrics_summary_and_report() {
     assert!(report.contains("Stages chosen on held-out images") && report.contains("| l_mcl | resnet8, resnet8 | branches |"), "{report}");
 }
 
-/// `transfer` opens its networks a second time to measure them.
-#[test]
-fn transfer_measures_the_stage_and_the_normalisation_that_were_asked_for() {
-    let (folder, out) = (run().display().to_string(), run().parent().unwrap().join("transfer").display().to_string());
-    let how = ["--peer", "0", "--stage", "1", "--normalisation", "0.4,0.4,0.4/0.2,0.2,0.2"];
-    let direct = json(&[&["knn", "--run", &folder, "--dataset", "synthetic", "--k", "1"], &how[..]].concat());
-    let moved = json(&[&["transfer", &folder, "--to", "synthetic", "--evaluate", "knn --k 1", "--out", &out], &how[..]].concat());
-    for key in ["subject", "weights_hash", "mean", "std", "value"] {
-        assert_eq!(moved["results"][0][key], direct["results"][0][key], "{key}");
-    }
-}
-
 #[test]
 fn lambda_is_measured_over_all_training_images() {
     let folder = run().display().to_string();
