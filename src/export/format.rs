@@ -92,6 +92,11 @@ pub(super) trait Format: Sync {
         all
     }
 
+    /// Batch, height and width of the two inputs that its file is compared on; the first is shipped with it.
+    fn golden(&self, arch: &Arch) -> [[i64; 3]; 2] {
+        arch.golden
+    }
+
     /// What its own templates ask for as `own`.
     fn facts(&self, _source: &Source) -> Result<serde_json::Value> {
         Ok(serde_json::Value::Null)

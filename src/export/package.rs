@@ -75,7 +75,7 @@ pub(super) fn write(format: &dyn Format, source: &Source, folder: &Path, toleran
     files::write_with(&file, |temporary| {
         format.write(temporary, source, &tensors)?;
         let reloaded = format.open(temporary, source)?;
-        for size in arch.golden {
+        for size in format.golden(arch) {
             let images = images(size);
             let off = difference(&reloaded(&images)?, &format.expected(run(&images), source.with_classifier));
             if off > tolerance {
@@ -91,7 +91,7 @@ pub(super) fn write(format: &dyn Format, source: &Source, folder: &Path, toleran
         Ok(())
     })?;
 
-    let input = images(arch.golden[0]);
+    let input = images(format.golden(arch)[0]);
     let mut golden = vec![("input".to_string(), input.shallow_clone())];
     golden.extend(run(&input).iter().enumerate().map(|(l, map)| {
         let name = if l < arch.depth { l.to_string() } else { "logits".to_string() };

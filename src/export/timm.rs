@@ -64,6 +64,11 @@ impl Format for Timm {
         Ok(read.map(|(name, tensor)| (frameworks::from_timm_swin_name(&name), tensor)).collect())
     }
 
+    /// timm's Swin shifts a map before it pads it, torchvision after: they agree where every map is whole windows, at multiples of 224.
+    fn golden(&self, arch: &Arch) -> [[i64; 3]; 2] {
+        if arch.elsewhere.timm.is_some_and(|timm| timm.swin) { [[1, 224, 448], [2, 224, 224]] } else { arch.golden }
+    }
+
     fn facts(&self, source: &Source) -> Result<Value> {
         Ok(json!({ "config": format!("{:#}", config(source)), "measurements": measurements(source)?, "accuracy": accuracy(source)? }))
     }
@@ -98,7 +103,7 @@ fn config(source: &Source) -> Value {
         "pretrained_cfg": {
             "tag": "mcl", "custom_load": false,
             "input_size": [3, side, side], "fixed_input_size": timm.swin, "pool_size": [side / stride, side / stride],
-            "interpolation": "bilinear", "crop_pct": 0.875, "crop_mode": "center",
+            "interpolation": meta.interpolation, "crop_pct": 0.875, "crop_mode": "center",
             "mean": meta.mean, "std": meta.std, "num_classes": classes.len(),
             "first_conv": timm.first_conv, "classifier": timm.classifier,
         },
