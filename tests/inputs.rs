@@ -335,7 +335,7 @@ fn a_damaged_torchscript_file_is_refused_before_libtorch_opens_it() {
     bytes[at] ^= 1;
     fs::write(root.join("bit.pt"), bytes).unwrap();
     assert_refused(&measure("bit.pt"), 2, &["bit.pt", "checksum"]);
-    // A shape that reads the memory behind its storage.
+    // A shape larger than its storage.
     let stored = zip::CompressionMethod::Stored;
     rewritten(&root.join("good.pt"), &root.join("shape.pt"), stored, |name, bytes| {
         let (from, to) = (b"(K\x10K\x03K\x03K\x03t", b"(M\xff\x7fK\x03K\x03K\x03t");

@@ -1,5 +1,5 @@
-//! A look at a TorchScript archive before libtorch opens it, which believes what it reads: it compares no checksums, unpacks whatever is packed, and
-//! a tensor whose shape is larger than its storage reads the memory behind it.
+//! A look at a TorchScript archive before libtorch opens it, which compares no checksums, unpacks whatever is packed, and goes on with running
+//! statistics that are no numbers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
