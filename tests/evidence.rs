@@ -324,8 +324,7 @@ fn kept_rows_carry_the_ids_of_the_plan() {
     let (_, items, rows) = committed();
     assert_eq!(rows.csv().unwrap(), std::fs::read_to_string("reports/evidence/results.csv").unwrap());
     let kept: std::collections::BTreeSet<&str> = rows.ids().collect();
-    let asked: std::collections::BTreeSet<&str> =
-        items.iter().filter(|item| rows.has(item)).flat_map(Item::measurement_ids).collect();
+    let asked: std::collections::BTreeSet<&str> = items.iter().filter(|item| rows.has(item)).flat_map(Item::measurement_ids).collect();
     assert!(!kept.is_empty());
     assert_eq!(kept, asked);
 }
