@@ -8,6 +8,7 @@ use crate::data::check;
 use crate::error::Result;
 use crate::eval::Common;
 use crate::run::{Run, RunFolder};
+use crate::system::output;
 
 /// A command to type, and what it answers.
 pub struct Proposal {
@@ -57,11 +58,14 @@ pub fn after_run(run: &Path, dataset: &str, data: Option<&Path>) -> Vec<Proposal
 const TRANSFER: &[&str] = &["stl10", "tiny_imagenet", "cifar10", "cifar100", "fashion_mnist"];
 /// The link to the newest run.
 const LATEST: &str = "runs/latest";
+/// What `Next` and the space after it take.
+const HEADING: usize = 13;
 
-/// Proposals as lines: commands in one column, why in the next where both fit 100 columns.
+/// Proposals as lines: commands in one column, why in the next where both fit the terminal beside their heading, or 100 columns.
 pub fn lines(proposals: &[Proposal]) -> Vec<String> {
     let width = proposals.iter().map(|p| p.command.len()).max().unwrap_or(0);
-    let fits = |p: &Proposal| width + 3 + p.why.len() <= 100;
+    let most = output::width().map_or(100, |terminal| terminal.saturating_sub(HEADING));
+    let fits = |p: &Proposal| width + 3 + p.why.len() <= most;
     let line = |p: &Proposal| if fits(p) { format!("{:<width$}   {}", p.command, p.why) } else { p.command.clone() };
     proposals.iter().map(line).collect()
 }

@@ -39,7 +39,9 @@ pub(super) fn section(records: &[&Record]) -> Result<Section> {
         let what = [r.dataset.clone(), r.subject.clone(), protocol_of(r), r.variant.clone(), r.metric.clone()];
         [what.to_vec(), vec![r.run.clone(), r.weights_hash.clone(), r.image_size.to_string()]].concat()
     };
-    for own in table::together(records, |r| vec![r.command.clone()])? {
+    // Weights between layers and maps have a table of their own, with the decimals they need.
+    let records: Vec<&Record> = records.iter().copied().filter(|r| !super::MATCHING.contains(&r.command.as_str())).collect();
+    for own in table::together(&records, |r| vec![r.command.clone()])? {
         // One metric stands in the head, several in a column.
         let metric = in_words(&own[0].metric);
         let alike = own.iter().all(|r| r.metric == own[0].metric);

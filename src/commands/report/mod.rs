@@ -144,11 +144,14 @@ pub(super) fn cost(runs: &[Run]) -> Result<Section> {
     cost::section(runs)
 }
 
+/// Measurements whose numbers are no accuracies.
+const MATCHING: [&str; 2] = ["lambda", "tsne"];
+
 /// The numbers of measurements that are no accuracies: weights between layers, maps.
 pub(super) fn matching_numbers(records: &[&Record]) -> Section {
     let mut section = Section::new("Layers and maps in numbers");
-    let mut shown = Table::new("", &["run", "what", "of", "value", "95 % over images", "images"]);
-    for r in records.iter().filter(|r| ["lambda", "tsne"].contains(&r.command.as_str())) {
+    let mut shown = Table::new("", &["run", "what", "of", "value", "95 % over images", "dataset", "images"]);
+    for r in records.iter().filter(|r| MATCHING.contains(&r.command.as_str())) {
         let interval = if r.ci_low.is_some() {
             Cell::text(format!("{:.4} to {:.4}", r.ci_low.unwrap_or(f64::NAN), r.ci_high.unwrap_or(f64::NAN)))
         } else {
@@ -160,6 +163,7 @@ pub(super) fn matching_numbers(records: &[&Record]) -> Section {
             Cell::text(&r.variant),
             Cell::Score(r.value, 4),
             interval,
+            Cell::text(&r.dataset),
             Cell::Count(r.n_train.max(r.n_test) as i64),
         ]);
     }

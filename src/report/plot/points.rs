@@ -86,7 +86,9 @@ pub(super) fn side_by_side<P>(
         let x = GAP + (k / legend_rows) as f64 * (width - 2.0 * GAP) / legend_columns as f64;
         let y = legend_top + (k % legend_rows) as f64 * 14.0 + 8.0;
         let (px, py) = (x + 5.0, y - 4.0);
-        let _ = writeln!(c.body, r#"<path transform="translate({px:.1} {py:.1}) scale(2)" d="M0 0{shape}" fill="{colour}"/>"#);
+        // A shape in the colour of text is seen on light and on dark.
+        let class = if *colour == LIGHT.ink { r#" class="ink""# } else { "" };
+        let _ = writeln!(c.body, r#"<path{class} transform="translate({px:.1} {py:.1}) scale(2)" d="M0 0{shape}" fill="{colour}"/>"#);
         c.text(x + 14.0, y, 10.0, Anchor::Start, &text::cut(name, 10.0, false, LABEL));
     }
     c.finish(title)
