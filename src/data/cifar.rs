@@ -274,7 +274,7 @@ fn unpickle(path: &Path) -> Result<pickle::Value> {
     pickle::read(&bytes).map(|(value, _)| value).map_err(|what| Error::file(path, format!("no pickle that can be read: {what}")))
 }
 
-fn binary_names(path: &PathBuf) -> Result<Vec<String>> {
+fn binary_names(path: &Path) -> Result<Vec<String>> {
     let text = files::read_text(path)?;
     Ok(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_string).collect())
 }

@@ -60,7 +60,7 @@ pub(crate) fn page(report: &Report) -> Result<String> {
 fn prose(text: &str) -> String {
     let text = escape(text).replace(" %", "\u{a0}%");
     let pieces: Vec<&str> = text.split('`').collect();
-    if pieces.len() % 2 == 0 {
+    if pieces.len().is_multiple_of(2) {
         return text; // one of them has no partner
     }
     let piece = |(i, piece): (usize, &&str)| if i % 2 == 1 { format!("<code>{piece}</code>") } else { piece.to_string() };

@@ -58,8 +58,9 @@ pub(crate) fn write(plan: &Plan, items: &[Item], kept: &Rows, out: &Path) -> Res
         sections: vec![],
     };
     report.push(results.scale(&missing)?);
+    // What is expected is told before there is a number.
+    report.push(results.hypotheses()?);
     if !results.rows.is_empty() {
-        report.push(results.hypotheses()?);
         report.push(results.compared(&plan.groups[0], "")?);
         report.push(notes(out)?);
         report.push(results.beside_the_paper()?);
