@@ -371,7 +371,7 @@ fn two_ranks_train_on_a_device_each() {
             command
         });
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        // Two processes write here at once: their lines may stand in one another, numbers stay whole.
+        // Two processes write here at once: a line may begin inside another, numbers stay whole.
         let number = |part: &str| part.chars().take_while(char::is_ascii_digit).collect::<String>().parse().ok();
         let launches: Vec<i64> = said.split("fake-cuda launches ").skip(1).filter_map(number).collect();
         assert!(launches.len() == 2 && launches.iter().all(|&n| (n > 1000) == (device != "cpu")), "{device}: {said}");

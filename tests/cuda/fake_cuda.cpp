@@ -40,6 +40,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <sstream>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -101,9 +102,11 @@ struct Report {
     if (!flag("FAKE_CUDA_STATS")) return;
     int set[4];
     settings(set);
-    std::cerr << "fake-cuda launches " << launches << " to_device " << to_device << " to_host " << to_host << " reads " << reads << " waits "
+    std::ostringstream line; // written at once: two ranks share one stderr
+    line << "fake-cuda launches " << launches << " to_device " << to_device << " to_host " << to_host << " reads " << reads << " waits "
               << waits << " tf32_matmul " << set[0] << " tf32_cudnn " << set[1] << " deterministic " << set[2] << " autotuner " << set[3] << "\n";
-    for (auto &name : names) std::cerr << "  " << name.second << " " << name.first << "\n";
+    for (auto &name : names) line << "  " << name.second << " " << name.first << "\n";
+    std::cerr << line.str() << std::flush;
   }
 } report;
 
