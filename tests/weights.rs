@@ -265,6 +265,7 @@ fn prefixes_and_released_names_are_found_out() {
 fn refusal(result: mcl::error::Result<weights::LoadReport>) -> String {
     let error = result.unwrap_err();
     assert!(matches!(error, Error::File { .. } | Error::Value { .. }), "{error}");
+    assert_eq!(error.exit_code(), 2, "{error}");
     let message = error.to_string();
     assert!(message.starts_with("some/file.pth: ") && !message.contains('\n'), "{message}");
     message
