@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | convolution and its gradients | `Mode::Train` and `Mode::Eval`, weight that is trained, no bias, f32, CPU with AVX2 or AVX-512, 3 x 3, stride 1, padding 1, no dilation, no groups, channels multiples of 16, maps of 4 x 4 and more | our kernel (`winograd`, on libtorch's threads), in an autograd function of ours that can be differentiated any number of times (`convolution`) |
 //! | the same with its BatchNorm, residual sum and ReLU | `Mode::Train`, where both kernels serve | both, as one autograd function (`conv_norm`) |
-//! | its gradient after the weight | as `convolution` with stride 2; output channels a multiple of 16, input channels of 8 (AVX-512) or 2 (AVX2) | our kernel (`convolution`) |
+//! | its gradient after the weight | as `convolution` with stride 2; output channels a multiple of 16, input channels of 8 (AVX-512) or 2 (AVX2), their product at most 8192 | our kernel (`convolution`) |
 //! | convolution and its gradients | every other size, f32 or f64 | libtorch's kernels in the same autograd function |
 //! | convolution, BatchNorm, residual sum and ReLU as one | `Mode::Frozen`, f32, CPU with AVX2 or AVX-512, no dilation, no groups, 3 x 3, stride 1, padding 1, channels multiples of 16 | our kernel, on the calling thread (`fused::winograd`) |
 //! | the same | as above, every other window of stride 1 or 2, output channels a multiple of 16, at most 256 KB of weights | our kernel, on the calling thread (`fused::direct`) |
