@@ -208,7 +208,7 @@ fn tsne(x: &Tensor) -> (f64, Vec<[f64; 2]>) {
         exaggeration: 12.0,
         learning_rate: 0.0,
         iterations: 750,
-        engine: Engine::Bhtsne,
+        engine: Engine::Auto,
         seed: 1,
         neighbours: 15,
     };

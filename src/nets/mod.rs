@@ -30,7 +30,7 @@ use layers::{Layer, Linear, Pass, pool};
 
 pub use elsewhere::{Detectron2, Elsewhere, Mmdet, Timm, Torchvision, TorchvisionMaps};
 pub use kernels::autocast::{Autocast, LossScale, autocast};
-pub use kernels::check_instructions;
+pub use kernels::{Instructions, available, check_instructions, instructions};
 
 /// All an architecture file exports.
 pub struct Arch {

@@ -31,6 +31,8 @@ mod parallel;
 mod vector;
 mod winograd;
 
+pub use lanes::{Instructions, available, instructions};
+
 /// Refuses an `MCL_ISA` that this machine cannot follow. Programs ask before they compute.
 pub fn check_instructions() -> Result<()> {
     lanes::allowed().map(drop).map_err(Error::input)

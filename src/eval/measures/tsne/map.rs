@@ -50,11 +50,11 @@ fn rows(x: &Tensor) -> (Vec<f64>, usize) {
     (Vec::try_from(flat).expect("a vector of doubles"), x.size()[1] as usize)
 }
 
-/// p_{j|i} of t-SNE: a Gaussian around point i whose entropy is ln(perplexity), over all other points.
-fn conditional(d: &[f64], i: usize, perplexity: f64) -> Vec<f64> {
+/// p_{j|i} of t-SNE: a Gaussian around point i whose entropy is ln(perplexity), over all other points; over all of `d` where i is none.
+pub(super) fn conditional(d: &[f64], i: usize, perplexity: f64) -> Vec<f64> {
     let nearest = d.iter().enumerate().filter(|(j, _)| *j != i).map(|(_, d)| *d).fold(f64::INFINITY, f64::min);
     let (target, mut beta, mut low, mut high) =
-        (perplexity.ln(), 1.0 / d.iter().sum::<f64>().max(f64::MIN_POSITIVE) * d.len() as f64, 0.0, f64::INFINITY);
+        (perplexity.ln(), (d.len() as f64 / d.iter().sum::<f64>()).min(f64::MAX), 0.0, f64::INFINITY);
     let mut p = vec![0.0; d.len()];
     for _ in 0..200 {
         let (mut z, mut mean, mut square) = (0.0, 0.0, 0.0);

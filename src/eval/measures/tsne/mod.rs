@@ -1,6 +1,7 @@
 //! `mcl-eval tsne`: maps of the features of several networks side by side, from the same images and the same start, each with the numbers
-//! that say how far it may be believed. Engines: bhtsne (Barnes-Hut, default) and linfa-tsne.
+//! that say how far it may be believed. Engines: our own with every pair of points (default), bhtsne (Barnes-Hut) and linfa-tsne.
 
+mod exact;
 mod joint;
 pub mod map;
 mod output;
@@ -41,7 +42,7 @@ pub struct Args {
     /// embeddings, others by their features
     #[arg(long)]
     joint: bool,
-    /// bhtsne or linfa [default: the protocol's]
+    /// auto, exact, bhtsne or linfa [default: the protocol's]
     #[arg(long)]
     engine: Option<String>,
     /// Write the features too, as a folder that TensorBoard's projector shows
@@ -79,7 +80,11 @@ pub struct Tsne {
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {
-    /// The Barnes-Hut approximation, from the shared start.
+    /// `Exact` up to 20,000 points, `Bhtsne` beyond.
+    Auto,
+    /// Ours: every pair of points repels, nothing is approximated. Two runs give the same map.
+    Exact,
+    /// The Barnes-Hut approximation. On several threads two runs give maps that differ.
     Bhtsne,
     /// linfa's, from a start of its own.
     Linfa,
@@ -87,13 +92,13 @@ pub enum Engine {
 
 /// Iterations with exaggerated attraction.
 const EXAGGERATED: usize = 250;
-/// Momentum after them.
-const MOMENTUM: f32 = 0.8;
+/// Momentum in them, and after them.
+const MOMENTA: [f32; 2] = [0.5, 0.8];
 /// How coarse the Barnes-Hut tree may be.
 const THETA: f32 = 0.5;
 const LEAST_RATE: f64 = 200.0;
-/// Up to here one thread is used, so that two runs give the same map bit by bit; beyond, all of them.
-const SAME_AGAIN: usize = 20_000;
+/// Up to here all pairs are computed; beyond, a tree is faster.
+const ALL_PAIRS: usize = 20_000;
 
 /// Maps `x` [N, D] from `start`.
 pub fn embed(x: &Tensor, start: &[[f64; 2]], p: &Tsne) -> Result<Vec<[f64; 2]>> {
@@ -111,15 +116,37 @@ fn embed_watched(x: &Tensor, start: &[[f64; 2]], p: &Tsne, tick: impl Fn() + Syn
         )));
     }
     match p.engine {
-        Engine::Bhtsne => bhtsne(x, start, p, (n, dim), &tick),
+        Engine::Auto if n <= ALL_PAIRS => exact(x, start, p, n, &tick),
+        Engine::Exact => exact(x, start, p, n, &tick),
+        Engine::Auto | Engine::Bhtsne => bhtsne(x, start, p, (n, dim), &tick),
         Engine::Linfa => linfa(x, p, n, dim),
     }
+}
+
+impl Tsne {
+    /// n / exaggeration (Belkina et al. 2019) in either phase, as openTSNE chooses it. scikit-learn writes max(n / exaggeration / 4, 50) and
+    /// means max(n / exaggeration, 200): its gradient carries the factor 4 that openTSNE's, bhtsne's and ours leave out.
+    fn rate(&self, n: usize, exaggeration: f64) -> f32 {
+        (if self.learning_rate > 0.0 { self.learning_rate } else { (n as f64 / exaggeration).max(LEAST_RATE) }) as f32
+    }
+}
+
+fn exact(x: &Tensor, start: &[[f64; 2]], p: &Tsne, n: usize, tick: &dyn Fn()) -> Result<Vec<[f64; 2]>> {
+    let exaggerated = EXAGGERATED.min(p.iterations);
+    let phase = |iterations: usize, exaggeration: f64, momentum: f32| exact::Phase {
+        iterations,
+        exaggeration: exaggeration as f32,
+        rate: p.rate(n, exaggeration),
+        momentum,
+    };
+    let phases = [phase(exaggerated, p.exaggeration, MOMENTA[0]), phase(p.iterations - exaggerated, 1.0, MOMENTA[1])];
+    finite(exact::embed(x, start, p.perplexity, &phases, tick))
 }
 
 /// The same, for the person watching.
 fn embed_shown(x: &Tensor, start: &[[f64; 2]], p: &Tsne, what: &str, common: &Common) -> Result<Vec<[f64; 2]>> {
     let progress = match p.engine {
-        Engine::Bhtsne => common.progress(format!("{what}: t-SNE"), p.iterations, "iterations"),
+        Engine::Auto | Engine::Exact | Engine::Bhtsne => common.progress(format!("{what}: t-SNE"), p.iterations, "iterations"),
         // linfa does not tell how far it is.
         Engine::Linfa => common.progress(format!("{what}: t-SNE by linfa, {} iterations", p.iterations), 0, ""),
     };
@@ -131,40 +158,29 @@ fn bhtsne(x: &Tensor, start: &[[f64; 2]], p: &Tsne, (n, dim): (usize, usize), ti
     let samples: Vec<&[f32]> = flat.chunks_exact(dim).collect();
     let first: Vec<f32> = start.iter().flatten().map(|&v| v as f32).collect();
     let distance = |a: &&[f32], b: &&[f32]| distance(a, b);
-    // n / exaggeration (Belkina et al. 2019) in either phase, as openTSNE chooses it. scikit-learn writes max(n / exaggeration / 4, 50) and
-    // means max(n / exaggeration, 200): its gradient carries the factor 4 that bhtsne's and openTSNE's leave out.
-    let rate = |exaggeration: f64| if p.learning_rate > 0.0 { p.learning_rate } else { (n as f64 / exaggeration).max(LEAST_RATE) } as f32;
     let exaggerated = EXAGGERATED.min(p.iterations);
-    let fit = || {
-        let mut tsne = bhtsne::tSNE::<f32, &[f32], 2>::new(&samples);
-        tsne.perplexity(p.perplexity as f32)
-            .epochs(exaggerated)
-            .early_exaggeration(p.exaggeration as f32)
-            .stop_lying_epoch(exaggerated)
-            .momentum_switch_epoch(exaggerated)
-            .learning_rate(rate(p.exaggeration))
-            .initial_embedding(first)
-            .epoch_callback(|_, _| tick())
+    let mut tsne = bhtsne::tSNE::<f32, &[f32], 2>::new(&samples);
+    tsne.perplexity(p.perplexity as f32)
+        .epochs(exaggerated)
+        .early_exaggeration(p.exaggeration as f32)
+        .stop_lying_epoch(exaggerated)
+        .momentum_switch_epoch(exaggerated)
+        .momentum(MOMENTA[0])
+        .learning_rate(p.rate(n, p.exaggeration))
+        .initial_embedding(first)
+        .epoch_callback(|_, _| tick())
+        .barnes_hut(THETA, distance);
+    if p.iterations > exaggerated {
+        // The affinities are kept from the first phase.
+        let map = tsne.embedding();
+        tsne.epochs(p.iterations - exaggerated)
+            .stop_lying_epoch(0)
+            .momentum(MOMENTA[1])
+            .learning_rate(p.rate(n, 1.0))
+            .initial_embedding(map)
             .barnes_hut(THETA, distance);
-        if p.iterations > exaggerated {
-            // The affinities are kept from the first phase.
-            let map = tsne.embedding();
-            tsne.epochs(p.iterations - exaggerated)
-                .stop_lying_epoch(0)
-                .momentum(MOMENTUM)
-                .learning_rate(rate(1.0))
-                .initial_embedding(map)
-                .barnes_hut(THETA, distance);
-        }
-        tsne.embedding()
-    };
-    let map = if n <= SAME_AGAIN {
-        let pool =
-            rayon::ThreadPoolBuilder::new().num_threads(1).build().map_err(|e| Error::failed(format!("cannot start a thread: {e}")))?;
-        pool.install(fit)
-    } else {
-        fit()
-    };
+    }
+    let map = tsne.embedding();
     finite(map.chunks_exact(2).map(|p| [f64::from(p[0]), f64::from(p[1])]).collect())
 }
 
