@@ -17,7 +17,7 @@ use mcl::eval::measures::tsne::map;
 use mcl::eval::measures::tsne::{self, Engine, Tsne};
 use mcl::eval::probe::heads::Heads;
 use mcl::eval::probe::logreg::{self, Options};
-use mcl::extractor::Extractor;
+use mcl::extractor::{Answer, Extractor};
 use mcl::nets::{self, Arch, Network, graph};
 use mcl::params::Params;
 use mcl::rng;
@@ -170,16 +170,13 @@ fn probe(params: &Params, threads: usize) -> impl FnMut() -> f64 {
         number += 1;
         let began = Instant::now();
         let order: Vec<u32> = sampler::epoch(&split.labels, Sampling::Shuffled, 64, 1, number).expect("an order").concat();
-        for batch in Loader::new(&split, order.chunks(256).map(<[u32]>::to_vec).collect(), transform.clone(), 1, 1, number, 0) {
-            let batch = batch.expect("a batch");
-            let x = extractor.extract(&batch.views[0], false).expect("features").features;
-            let mut first = 0;
-            while first < x.size()[0] {
-                let rows = (x.size()[0] - first).min(64);
-                heads.step(&x.narrow(0, first, rows), &batch.labels.narrow(0, first, rows), 1.0);
-                first += rows;
-            }
-        }
+        let passes = Loader::new(&split, order.chunks(256).map(<[u32]>::to_vec).collect(), transform.clone(), 1, 1, number, 0);
+        let passes = passes.map(|batch| batch.map(|batch| (batch.views[0].shallow_clone(), batch.labels)));
+        let step = |answer: Answer, labels: Tensor| {
+            heads.epoch(&answer.features, &labels, 64, 1.0);
+            Ok(())
+        };
+        extractor.each(passes, step).expect("an epoch");
         began.elapsed().as_secs_f64()
     }
 }

@@ -3,6 +3,7 @@
 
 pub mod foreign;
 
+use std::collections::VecDeque;
 use std::str::FromStr;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
@@ -98,6 +99,16 @@ struct Job {
     home: bool,
 }
 
+/// Images that workers were given and have not answered yet.
+struct Asked {
+    /// The first so many workers have a share.
+    workers: usize,
+    images: i64,
+    maps: bool,
+    /// Are features made of other parts than the last?
+    tapped: bool,
+}
+
 struct Worker {
     /// None once the extractor is being dropped: the thread ends.
     jobs: Option<Sender<Job>>,
@@ -167,7 +178,51 @@ impl Extractor {
         self.ask(images, false, false)
     }
 
+    /// Batch after batch, each images [N, 3, H, W] and what belongs to them. `then` is given the answers, without maps, in their order; the next
+    /// batch is under way meanwhile, so that no core waits for `then`, or for the slower of two workers.
+    pub fn each<T>(
+        &mut self,
+        batches: impl Iterator<Item = Result<(Tensor, T)>>,
+        mut then: impl FnMut(Answer, T) -> Result<()>,
+    ) -> Result<()> {
+        let mut under_way = VecDeque::new();
+        let ended = self.pass_on(batches, &mut under_way, &mut then);
+        // After an error nobody wants the answers that are still to come, but the next call must not take them for its own.
+        under_way.into_iter().for_each(|(asked, _)| drop(self.finish(asked)));
+        ended
+    }
+
+    fn pass_on<T>(
+        &mut self,
+        batches: impl Iterator<Item = Result<(Tensor, T)>>,
+        under_way: &mut VecDeque<(Asked, T)>,
+        then: &mut impl FnMut(Answer, T) -> Result<()>,
+    ) -> Result<()> {
+        for batch in batches {
+            let (images, with) = batch?;
+            under_way.push_back((self.begin(&images, false, true)?, with));
+            if under_way.len() > 1 {
+                self.hand_over(under_way, then)?;
+            }
+        }
+        while !under_way.is_empty() {
+            self.hand_over(under_way, then)?;
+        }
+        Ok(())
+    }
+
+    fn hand_over<T>(&mut self, under_way: &mut VecDeque<(Asked, T)>, then: &mut impl FnMut(Answer, T) -> Result<()>) -> Result<()> {
+        let Some((asked, with)) = under_way.pop_front() else { return Ok(()) };
+        then(self.finish(asked)?, with)
+    }
+
     fn ask(&mut self, images: &Tensor, maps: bool, home: bool) -> Result<Answer> {
+        let asked = self.begin(images, maps, home)?;
+        self.finish(asked)
+    }
+
+    /// Hands the images to the workers. What was begun must be finished, in the same order.
+    fn begin(&mut self, images: &Tensor, maps: bool, home: bool) -> Result<Asked> {
         let tapped = self.taps.iter().any(|tap| *tap != Tap::Last);
         let stages = match (maps, tapped) {
             (true, _) => Stages::Maps,
@@ -176,17 +231,23 @@ impl Extractor {
         };
         let n = images.size()[0];
         let share = (n + self.workers.len() as i64 - 1) / self.workers.len() as i64;
-        let mut asked = vec![];
+        let mut workers = 0;
         for (i, worker) in self.workers.iter().enumerate() {
             let from = i as i64 * share;
             if from < n {
                 let part = images.narrow(0, from, share.min(n - from));
                 let job = Job { images: part, stages, home };
                 worker.jobs.as_ref().and_then(|jobs| jobs.send(job).ok()).ok_or_else(died)?;
-                asked.push(worker);
+                workers += 1;
             }
         }
-        let parts: Vec<Result<Answer>> = asked.iter().map(|worker| worker.answers.recv().unwrap_or_else(|_| Err(died()))).collect();
+        Ok(Asked { workers, images: n, maps, tapped })
+    }
+
+    fn finish(&mut self, asked: Asked) -> Result<Answer> {
+        let Asked { workers, images: n, maps, tapped } = asked;
+        let of = |worker: &Worker| worker.answers.recv().unwrap_or_else(|_| Err(died()));
+        let parts: Vec<Result<Answer>> = self.workers[..workers].iter().map(of).collect();
         let mut answer = Answer::cat(&parts.into_iter().collect::<Result<Vec<_>>>()?);
         if tapped {
             let of = |tap: &Tap| match tap {

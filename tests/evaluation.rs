@@ -5,6 +5,7 @@ mod support;
 use std::fs;
 use std::process::Command;
 
+use mcl::error::Error;
 use mcl::eval::Common;
 use mcl::eval::features::Features;
 use mcl::eval::measures::{self, few_shot};
@@ -122,6 +123,31 @@ fn extracted_features_are_those_of_the_plain_network() {
         }
     }
     assert_eq!(tch::get_num_threads(), threads);
+}
+
+#[test]
+fn batches_are_answered_in_their_order_and_an_error_leaves_no_answer_behind() {
+    let images = (Tensor::arange(20 * 3 * 32 * 32, (Kind::Float, Device::Cpu)) * 0.37).sin().view([20, 3, 32, 32]);
+    let arch = nets::find("resnet8").unwrap();
+    let (_, params) = Network::build(arch, 7, 1, Device::Cpu, Kind::Float);
+    let mut extractor = Extractor::new(arch, &params, None, 7, 2);
+    let want = extractor.extract(&images, false).unwrap().features;
+    let batches = || images.split(3, 0).into_iter().enumerate().map(|(i, images)| Ok((images, i)));
+    let (mut got, mut order) = (vec![], vec![]);
+    let each = extractor.each(batches(), |answer, i| {
+        got.push(answer.features);
+        order.push(i);
+        Ok(())
+    });
+    each.unwrap();
+    assert_eq!(order, (0..7).collect::<Vec<_>>());
+    assert!(Tensor::cat(&got, 0).allclose(&want, 1e-5, 1e-6, false));
+    // One answer is refused, and one batch cannot be made: what was under way is not the answer to the next question.
+    let stopped = extractor.each(batches(), |_, i| if i == 2 { Err(Error::failed("enough")) } else { Ok(()) });
+    assert_eq!(stopped.unwrap_err().to_string(), "enough");
+    let broken = batches().take(4).chain([Err(Error::failed("no such image"))]);
+    assert_eq!(extractor.each(broken, |_, _| Ok(())).unwrap_err().to_string(), "no such image");
+    assert!(extractor.extract(&images, false).unwrap().features.equal(&want));
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use mcl::eval::features::Features;
 use mcl::eval::measures::centroid::{self, Distance};
 use mcl::eval::measures::knn;
-use mcl::eval::measures::tsne::map;
+use mcl::eval::measures::tsne::{self, Engine, Tsne, map};
 use mcl::eval::probe::heads::Heads;
 use mcl::eval::probe::logreg::{self, Options};
 use mcl::eval::score::Score;
@@ -166,6 +166,39 @@ fn kept_neighbours_are_counted() {
     close(map::neighbours_kept(&matrix(&x, D), &some_map(), 7), 0.053968253968253964, 1e-12, "kept");
     let plane: Vec<f64> = some_map().into_iter().flatten().collect();
     assert_eq!(map::neighbours_kept(&matrix(&plane, 2), &some_map(), 7), 1.0);
+}
+
+/// bhtsne knows nothing of our forces: two ways to the same place. What is compared is computed from the definition, over all pairs.
+#[test]
+fn a_map_of_all_pairs_is_as_good_as_bhtsnes_and_the_same_on_any_number_of_threads() {
+    let (n, dim) = (600, 8);
+    let value = |i: usize, j: usize| (1.7 * i as f64 + 0.9 * (j * j) as f64).sin() + if i % 6 == j { 2.5 } else { 0.0 };
+    let values: Vec<f64> = (0..n).flat_map(|i| (0..dim).map(move |j| value(i, j))).collect();
+    let x = matrix(&values, dim);
+    let start = map::pca_start(&x);
+    let made = |engine: Engine, threads: usize| {
+        let p = Tsne {
+            image_size: 0,
+            samples: n,
+            perplexity: 20.0,
+            exaggeration: 12.0,
+            learning_rate: 0.0,
+            iterations: 500,
+            engine,
+            seed: 1,
+            neighbours: 15,
+        };
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| tsne::embed(&matrix(&values, dim), &start, &p).unwrap())
+    };
+    let ours = made(Engine::Exact, 1);
+    assert_eq!(ours, made(Engine::Exact, 3));
+    assert_eq!(ours, made(Engine::Auto, 2));
+    let theirs = made(Engine::Bhtsne, 1);
+    let judged = |y: &[[f64; 2]]| (map::kl(&x, y, 20.0).unwrap(), map::neighbours_kept(&x, y, 15));
+    let ((kl, kept), (their_kl, their_kept)) = (judged(&ours), judged(&theirs));
+    assert!(kl < 1.02 * their_kl, "KL {kl}, bhtsne's {their_kl}");
+    assert!(kept > their_kept - 0.02, "neighbours kept {kept}, bhtsne's {their_kept}");
 }
 
 #[test]

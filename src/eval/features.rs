@@ -192,10 +192,11 @@ fn extract(network: &TrainedNetwork, split: &Split, transform: &Transform, commo
     let mut extractor = network.extractor(common)?;
     let progress = common.progress(format!("{}: features", network.name), split.len(), "images");
     let mut parts = vec![];
-    for batch in Loader::eval(split, BATCH, transform.clone()) {
-        let features = extractor.extract(&batch?.views[0], false)?.features;
-        progress.add(features.size()[0] as usize);
-        parts.push(features);
-    }
+    let batches = Loader::eval(split, BATCH, transform.clone()).map(|batch| batch.map(|batch| (batch.views[0].shallow_clone(), ())));
+    extractor.each(batches, |answer, ()| {
+        progress.add(answer.features.size()[0] as usize);
+        parts.push(answer.features);
+        Ok(())
+    })?;
     Ok(Tensor::cat(&parts, 0))
 }

@@ -56,6 +56,13 @@ impl Heads {
         self.bias -= scaled.select(1, dim);
     }
 
+    /// Steps on all rows of `x` `[N, D]`, `y` `[N]`, `batch` at a time and the last with what is left.
+    pub fn epoch(&mut self, x: &Tensor, y: &Tensor, batch: i64, factor: f64) {
+        for (x, y) in x.split(batch, 0).iter().zip(y.split(batch, 0)) {
+            self.step(x, &y, factor);
+        }
+    }
+
     /// Scores of `x` [N, D] under each rate: R tensors [N, C].
     pub fn scores(&self, x: &Tensor) -> Vec<Tensor> {
         let _guard = tch::no_grad_guard();

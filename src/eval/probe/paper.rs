@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 use serde_json::json;
-use tch::Device;
+use tch::{Device, Tensor};
 
 use super::heads::Heads;
 use super::{Probe, check_counts, check_sgd};
@@ -68,23 +68,20 @@ impl Paper {
         let group = (PASS / self.batch).max(1) * self.batch;
         let falls = self.falls();
         let progress = common.progress(format!("{}: probe", network.name), self.epochs * split.len(), "images");
-        for epoch in 0..self.epochs {
+        type Pass = Result<(Tensor, (Tensor, f64))>;
+        let epoch = |epoch: usize| -> Result<Box<dyn Iterator<Item = Pass>>> {
             let factor = 0.1f64.powi(falls.iter().filter(|m| epoch >= **m).count() as i32);
             let order: Vec<u32> = sampler::epoch(&split.labels, Sampling::Shuffled, self.batch, seed, epoch as u64)?.concat();
             let passes = order.chunks(group).map(<[u32]>::to_vec).collect();
-            for batch in Loader::new(split, passes, transform.clone(), 1, seed, epoch as u64, 0) {
-                let batch = batch?;
-                let x = extractor.extract(&batch.views[0], false)?.features;
-                let count = x.size()[0];
-                let mut first = 0;
-                while first < count {
-                    let rows = (self.batch as i64).min(count - first);
-                    heads.step(&x.narrow(0, first, rows), &batch.labels.narrow(0, first, rows), factor);
-                    first += rows;
-                }
-                progress.add(count as usize);
-            }
-        }
+            let batches = Loader::new(split, passes, transform.clone(), 1, seed, epoch as u64, 0);
+            Ok(Box::new(batches.map(move |batch| batch.map(|batch| (batch.views[0].shallow_clone(), (batch.labels, factor))))))
+        };
+        let passes = (0..self.epochs).flat_map(|e| epoch(e).unwrap_or_else(|error| Box::new(std::iter::once(Err(error)))));
+        extractor.each(passes, |answer, (labels, factor)| {
+            heads.epoch(&answer.features, &labels, self.batch as i64, factor);
+            progress.add(labels.size()[0] as usize);
+            Ok(())
+        })?;
         let scores = heads.scores(&test.x).remove(0);
         let mut warnings = vec![];
         if heads.diverged() {
