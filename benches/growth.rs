@@ -22,9 +22,9 @@ use tch::{Device, Kind, Tensor};
 
 #[derive(Parser)]
 struct Args {
-    /// Where growth.csv and growth.svg are written
-    #[arg(long, default_value = ".")]
-    out: PathBuf,
+    /// Where growth.csv and growth.svg are written; without it the numbers are only printed
+    #[arg(long)]
+    out: Option<PathBuf>,
     #[arg(long, default_value = "resnet32")]
     arch: String,
     #[arg(long, default_value_t = 5)]
@@ -137,8 +137,9 @@ fn main() -> Result<()> {
     let (x, y) = ("times the smallest number", "times its seconds");
     let chart = Lines { title: &title, x, y, series: &series, palette: &palette, band: "" };
     for (name, text) in [("growth.csv", csv), ("growth.svg", chart.figure("growth", title.as_str()).svg)] {
-        let path = args.out.join(name);
-        files::write(&path, text.as_bytes())?;
+        if let Some(folder) = &args.out {
+            files::write(&folder.join(name), text.as_bytes())?;
+        }
     }
     Ok(())
 }

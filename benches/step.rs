@@ -1,7 +1,11 @@
-//! Seconds of a training step, as the trainer takes it: f32, random images, no data loading. One JSON line for each way of taking
-//! Hessian-vector products.
+//! Seconds of a training step, as the trainer takes it: f32, random images, no data loading. Ours beside PyTorch's (benches/peers/training.py),
+//! in turns, as one table; with `--only` one JSON line of ours alone.
 //!
-//!     cargo bench --bench step -- [--arch resnet32] [--batch 128] [--threads 2] [--iters 5] [--only plain|losses] [--device cuda:0]
+//!     PEER_PYTHON=python cargo bench --bench step -- [--rounds 3] [--shapes] [--threads 2]
+//!     cargo bench --bench step -- --only plain [--arch resnet32] [--batch 128] [--threads 2] [--iters 5] [--device cuda:0]
+
+#[path = "peers/mod.rs"]
+mod peers;
 
 use std::time::Instant;
 
@@ -14,10 +18,11 @@ use mcl::recipe::{Recipe, Train};
 use mcl::system::device::{self, DeviceChoice};
 use mcl::system::gpu;
 use mcl::train::step::Engine;
+use peers::{Peer, Unit};
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
-#[derive(Parser)]
+#[derive(Parser, Clone)]
 struct Args {
     #[arg(long, default_value = "resnet32")]
     arch: String,
@@ -35,6 +40,12 @@ struct Args {
     iters: usize,
     #[arg(long, default_value_t = 2)]
     meta_iters: usize,
+    /// How often each line of the table is measured
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// The table of other networks, batches and images: steps of bare networks
+    #[arg(long)]
+    shapes: bool,
     /// Side of the images, instead of the one the architecture was made for
     #[arg(long)]
     side: Option<i64>,
@@ -63,6 +74,10 @@ enum Only {
 }
 
 const EVERY: f64 = 50.0;
+/// Short steps are repeated for at least so long.
+const LEAST_SECONDS: f64 = 1.5;
+/// Other networks, and the side of their images.
+const SHAPES: [(&str, i64); 3] = [("wrn_16_2", 32), ("shufflenet_v2_x1_0", 64), ("resnet18", 64)];
 const CLASSES: i64 = 100;
 
 fn engine(args: &Args, arch: &'static Arch, method: &str, options: &str) -> mcl::error::Result<Engine> {
@@ -145,77 +160,117 @@ fn losses(args: &Args, engine: &mut Engine, batch: &Batch) -> mcl::error::Result
     })
 }
 
+/// Seconds of a step: the median of as many as fit into a while.
+fn for_a_while(args: &Args, mut step: impl FnMut()) -> f64 {
+    let mut seconds = vec![];
+    while seconds.is_empty() || seconds.iter().sum::<f64>() < LEAST_SECONDS {
+        let start = now(args);
+        step();
+        seconds.push(now(args) - start);
+    }
+    median(seconds)
+}
+
+/// Ours beside PyTorch's.
+fn table(args: &Args) -> mcl::error::Result<()> {
+    // PyTorch's steps are on the CPU.
+    let mut peer = if args.device.0 == Device::Cpu { Peer::start("training.py", args.threads as usize) } else { None };
+    println!("{} threads", args.threads);
+    peers::head();
+    if args.shapes {
+        for (name, side) in SHAPES {
+            for images in [32, 256] {
+                let args = Args { arch: name.to_string(), side: Some(side), batch: images, ..args.clone() };
+                let batch = batch(&args, nets::find(name)?);
+                let mut bare = engine(&args, nets::find(name)?, "baseline", "")?;
+                let mut step = || bare.step(std::slice::from_ref(&batch), clock(1, false), None).map(drop).expect("a step");
+                let task = format!("baseline {name} {side} {images}");
+                let what = format!("{name}, {side} pixels, {images} images");
+                peers::row(&what, Unit::Seconds, args.rounds, || for_a_while(&args, &mut step), peer.as_mut(), &task);
+            }
+        }
+        return Ok(());
+    }
+    let arch = nets::find(&args.arch)?;
+    let batch = batch(args, arch);
+    let batch = std::slice::from_ref(&batch);
+    let depth = args.arch.trim_start_matches("resnet");
+    for (what, method, task) in [
+        ("plain step of L-MCL", "l_mcl", format!("plain {depth} {}", args.batch)),
+        ("step of the same networks alone", "baseline", format!("baseline {} {} {}", args.arch, batch[0].views[0].size()[3], args.batch)),
+    ] {
+        let mut engine = engine(args, arch, method, "")?;
+        let mut step = || engine.step(batch, clock(1, false), None).map(drop).expect("a step");
+        peers::row(what, Unit::Seconds, args.rounds, || for_a_while(args, &mut step), peer.as_mut(), &task);
+    }
+    for hvp in ["exact", "difference"] {
+        let mut engine = engine(args, arch, "l_mcl", &format!("hvp = \"{hvp}\""))?;
+        let mut step = |meta: bool| engine.step(batch, clock(1, meta), None).map(drop).expect("a step");
+        step(true);
+        let mut meta = || {
+            // The heap is not what it was before the meta step: most of a run's plain steps are like these.
+            let plain = for_a_while(args, || step(false));
+            let start = now(args);
+            step(true);
+            now(args) - start - plain
+        };
+        let (what, task) = (format!("meta step, {hvp}"), format!("meta {depth} {}", args.batch));
+        peers::row(&what, Unit::Seconds, args.rounds, &mut meta, peer.as_mut(), &task);
+    }
+    Ok(())
+}
+
+/// Ours alone, one part of it.
+fn part(args: &Args, only: Only) -> mcl::error::Result<()> {
+    let arch = nets::find(&args.arch)?;
+    let batch = batch(args, arch);
+    let batch = std::slice::from_ref(&batch);
+    let depth: Option<u32> = args.arch.strip_prefix("resnet").and_then(|d| d.parse().ok());
+    let mut line = json!({ "arch": args.arch, "networks": args.networks, "depth": depth, "side": args.side.unwrap_or(arch.image_size), "batch": args.batch, "threads": args.threads, "peer_threads": args.peer_threads, "device": device::name(args.device.0) });
+    let round = |s: f64| (s * 1e4).round() / 1e4;
+    match only {
+        Only::Baseline => {
+            let mut bare = engine(args, arch, "baseline", "")?;
+            line["baseline_s"] = json!(round(timed(args, args.iters, || bare.step(batch, clock(1, false), None).map(drop))?));
+        }
+        Only::Exact | Only::Difference => {
+            let hvp = if only == Only::Exact { "exact" } else { "difference" };
+            let mut engine = engine(args, arch, "l_mcl", &format!("hvp = \"{hvp}\""))?;
+            let both = timed(args, args.meta_iters, || engine.step(batch, clock(1, true), None).map(drop))?;
+            let plain = timed(args, args.iters, || engine.step(batch, clock(1, false), None).map(drop))?;
+            (line["meta_s"], line["plain_after_meta_s"], line["hvp"]) = (json!(round(both - plain)), json!(round(plain)), json!(hvp));
+            line["amortised_s"] = json!(round(plain + (both - plain) / EVERY));
+        }
+        Only::Plain | Only::Losses => {
+            let mut l_mcl = engine(args, arch, "l_mcl", "")?;
+            let times = all_times(args, args.iters, || l_mcl.step(batch, clock(1, false), None).map(drop))?;
+            // A run logs the mean of its steps: on a busy machine it is well above the median.
+            line["plain_mean_s"] = json!(round(times.iter().sum::<f64>() / times.len() as f64));
+            let plain = median(times);
+            line["plain_s"] = json!(round(plain));
+            if only == Only::Losses {
+                let part = losses(args, &mut l_mcl, &batch[0])?;
+                line["losses_s"] = json!(round(part));
+                line["losses_share"] = json!(round(part / plain));
+            }
+        }
+    }
+    line["peak_mb"] = json!(mcl::system::allocator::peak_mb());
+    if let Some(memory) = gpu::memory(args.device.0) {
+        line["device_peak_mb"] = json!(memory.peak_mb);
+    }
+    println!("{line}");
+    Ok(())
+}
+
 fn main() -> mcl::error::Result<()> {
     let args = Args::parse();
     mcl::system::allocator::keep_large_blocks();
     tch::set_num_threads(args.threads);
     gpu::set(Train::default().tf32, Train::default().deterministic);
     nets::check_instructions()?;
-    let arch = nets::find(&args.arch)?;
-    let batch = batch(&args, arch);
-    let batch = std::slice::from_ref(&batch);
-    let depth: Option<u32> = args.arch.strip_prefix("resnet").and_then(|d| d.parse().ok());
-    let mut line = json!({ "arch": args.arch, "networks": args.networks, "depth": depth, "side": args.side.unwrap_or(arch.image_size), "batch": args.batch, "threads": args.threads, "peer_threads": args.peer_threads, "device": device::name(args.device.0) });
-    let round = |s: f64| (s * 1e4).round() / 1e4;
-
-    let baseline = || -> mcl::error::Result<f64> {
-        let mut bare = engine(&args, arch, "baseline", "")?;
-        timed(&args, args.iters, || bare.step(batch, clock(1, false), None).map(drop))
-    };
-    let meta = |hvp: &str| -> mcl::error::Result<(f64, f64)> {
-        let mut engine = engine(&args, arch, "l_mcl", &format!("hvp = \"{hvp}\""))?;
-        let both = timed(&args, args.meta_iters, || engine.step(batch, clock(1, true), None).map(drop))?;
-        // The heap is not what it was before the meta step: most of a run's plain steps are like these.
-        let after = timed(&args, args.iters, || engine.step(batch, clock(1, false), None).map(drop))?;
-        Ok((both, after))
-    };
     match args.only {
-        Some(Only::Baseline) => {
-            line["baseline_s"] = json!(round(baseline()?));
-            line["peak_mb"] = json!(mcl::system::allocator::peak_mb());
-            println!("{line}");
-            return Ok(());
-        }
-        Some(only @ (Only::Exact | Only::Difference)) => {
-            let hvp = if only == Only::Exact { "exact" } else { "difference" };
-            let (both, plain) = meta(hvp)?;
-            (line["meta_s"], line["plain_after_meta_s"], line["hvp"]) = (json!(round(both - plain)), json!(round(plain)), json!(hvp));
-            println!("{line}");
-            return Ok(());
-        }
-        _ => {}
+        None => table(&args),
+        Some(only) => part(&args, only),
     }
-    let mut l_mcl = engine(&args, arch, "l_mcl", "hvp = \"exact\"")?;
-    let times = all_times(&args, args.iters, || l_mcl.step(batch, clock(1, false), None).map(drop))?;
-    let mean = times.iter().sum::<f64>() / times.len() as f64;
-    let plain = median(times);
-    line["plain_s"] = json!(round(plain));
-    if args.only.is_some() {
-        // A run logs the mean of its steps: on a busy machine it is well above the median.
-        line["plain_mean_s"] = json!(round(mean));
-        line["peak_mb"] = json!(mcl::system::allocator::peak_mb());
-        if let Some(memory) = gpu::memory(args.device.0) {
-            line["device_peak_mb"] = json!(memory.peak_mb);
-        }
-        if args.only == Some(Only::Losses) {
-            let part = losses(&args, &mut l_mcl, &batch[0])?;
-            line["losses_s"] = json!(round(part));
-            line["losses_share"] = json!(round(part / plain));
-        }
-        println!("{line}");
-        return Ok(());
-    }
-    drop(l_mcl);
-    let baseline = baseline()?;
-    for hvp in ["exact", "difference"] {
-        let (both, after) = meta(hvp)?;
-        let meta = both - plain;
-        line["meta_s"] = json!(round(meta));
-        line["plain_after_meta_s"] = json!(round(after));
-        line["amortised_s"] = json!(round(plain + meta / EVERY));
-        line["baseline_s"] = json!(round(baseline));
-        line["hvp"] = json!(hvp);
-        println!("{line}");
-    }
-    Ok(())
 }

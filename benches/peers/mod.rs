@@ -50,7 +50,8 @@ impl Peer {
     }
 }
 
-/// What is measured.
+/// What is measured. Not every bench has both.
+#[allow(dead_code)]
 #[derive(Clone, Copy, PartialEq)]
 pub enum Unit {
     /// Less is better.
