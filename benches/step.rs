@@ -1,7 +1,7 @@
 //! Seconds of a training step, as the trainer takes it: f32, random images, no data loading. Ours beside PyTorch's (benches/peers/training.py),
 //! in turns, as one table; with `--only` one JSON line of ours alone.
 //!
-//!     PEER_PYTHON=python cargo bench --bench step -- [--rounds 3] [--shapes] [--threads 2]
+//!     PEER_PYTHON=python cargo bench --bench step -- [--rounds 3] [--no-meta | --shapes] [--threads 2]
 //!     cargo bench --bench step -- --only plain [--arch resnet32] [--batch 128] [--threads 2] [--iters 5] [--device cuda:0]
 
 #[path = "peers/mod.rs"]
@@ -43,6 +43,9 @@ struct Args {
     /// How often each line of the table is measured
     #[arg(long, default_value_t = 3)]
     rounds: usize,
+    /// Leave the lines of meta steps out
+    #[arg(long)]
+    no_meta: bool,
     /// The table of other networks, batches and images: steps of bare networks
     #[arg(long)]
     shapes: bool,
@@ -203,7 +206,7 @@ fn table(args: &Args) -> mcl::error::Result<()> {
         let mut step = || engine.step(batch, clock(1, false), None).map(drop).expect("a step");
         peers::row(what, Unit::Seconds, args.rounds, || for_a_while(args, &mut step), peer.as_mut(), &task);
     }
-    for hvp in ["exact", "difference"] {
+    for hvp in ["exact", "difference"].into_iter().filter(|_| !args.no_meta) {
         let mut engine = engine(args, arch, "l_mcl", &format!("hvp = \"{hvp}\""))?;
         let mut step = |meta: bool| engine.step(batch, clock(1, meta), None).map(drop).expect("a step");
         step(true);

@@ -9,15 +9,17 @@ It reads one task a line, does it once and answers with one number a line (or an
     logreg FILE         seconds of scikit-learn's LogisticRegression on the clouds in this file
     tsne FILE           seconds of t-SNE on the first 5000 of them: the faster of scikit-learn and openTSNE
 
-The first line is the number of threads. Which way is the best is found out once; it is the one that is timed afterwards.
+Which way is the best is found out once; it is the one that is timed afterwards.
 """
-import sys, time, warnings
+import time, warnings
 
 warnings.filterwarnings("ignore")
 import numpy as np
 import torch
 from torch import nn
 import torch.nn.functional as F
+
+from tasks import serve
 
 clock = time.perf_counter
 MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
@@ -165,13 +167,4 @@ def tsne(file):
     return fastest(ways, warm=False)
 
 
-TASKS = {task.__name__: task for task in (script, probe, loader, logreg, tsne)}
-torch.set_num_threads(int(sys.stdin.readline()))
-print(torch.get_num_threads(), flush=True)
-torch.manual_seed(0)
-for line in sys.stdin:
-    name, *words = line.split()
-    try:
-        print(TASKS[name](*words), flush=True)
-    except Exception as error:
-        print("!", " ".join(str(error).split())[:200], flush=True)
+serve(script, probe, loader, logreg, tsne)

@@ -6,12 +6,13 @@ It reads one task a line, does it once and answers with one number a line, secon
     meta DEPTH BATCH           a meta step of the same: two steps on L_MCL and one on the task, then the adjoints with create_graph
     baseline ARCH SIDE BATCH   a step of two bare networks with cross-entropy: resnetN of CIFAR, wrn_16_2, or a name of torchvision
 
-The first line is the number of threads. Images are random, so no loading is timed. Short steps are repeated, and the median is the answer.
+Images are random, so no loading is timed. Short steps are repeated, and the median is the answer.
 """
-import copy, sys, time
+import copy, time
 
 import torch
 import torch.nn.functional as F
+from tasks import serve
 from torch import nn
 
 TAU, T, ALPHA, BETA, LR = 0.1, 3.0, 0.1, 1.0, 0.1
@@ -226,13 +227,4 @@ def baseline(arch, side, batch):
     return timed(made((arch, side, batch), lambda: bare(arch, int(side), int(batch))))
 
 
-TASKS = {task.__name__: task for task in (plain, meta, baseline)}
-torch.set_num_threads(int(sys.stdin.readline()))
-print(torch.get_num_threads(), flush=True)
-torch.manual_seed(0)
-for line in sys.stdin:
-    name, *words = line.split()
-    try:
-        print(TASKS[name](*words), flush=True)
-    except Exception as error:
-        print("!", " ".join(str(error).split())[:200], flush=True)
+serve(plain, meta, baseline)
