@@ -46,9 +46,9 @@ struct Args {
     /// Leave the lines of meta steps out
     #[arg(long)]
     no_meta: bool,
-    /// The table of other networks, batches and images: steps of bare networks
-    #[arg(long)]
-    shapes: bool,
+    /// The table of other networks, batches and images: steps of bare networks, each NAME@SIDE
+    #[arg(long, value_delimiter = ',', num_args = 0.., default_missing_value = "wrn_16_2@32,shufflenet_v2_x1_0@64,resnet18@64")]
+    shapes: Vec<String>,
     /// Side of the images, instead of the one the architecture was made for
     #[arg(long)]
     side: Option<i64>,
@@ -79,8 +79,6 @@ enum Only {
 const EVERY: f64 = 50.0;
 /// Short steps are repeated for at least so long.
 const LEAST_SECONDS: f64 = 1.5;
-/// Other networks, and the side of their images.
-const SHAPES: [(&str, i64); 3] = [("wrn_16_2", 32), ("shufflenet_v2_x1_0", 64), ("resnet18", 64)];
 const CLASSES: i64 = 100;
 
 fn engine(args: &Args, arch: &'static Arch, method: &str, options: &str) -> mcl::error::Result<Engine> {
@@ -180,18 +178,19 @@ fn table(args: &Args) -> mcl::error::Result<()> {
     let mut peer = if args.device.0 == Device::Cpu { Peer::start("training.py", args.threads as usize) } else { None };
     println!("{} threads", args.threads);
     peers::head();
-    if args.shapes {
-        for (name, side) in SHAPES {
-            for images in [32, 256] {
-                let args = Args { arch: name.to_string(), side: Some(side), batch: images, ..args.clone() };
-                let batch = batch(&args, nets::find(name)?);
-                let mut bare = engine(&args, nets::find(name)?, "baseline", "")?;
-                let mut step = || bare.step(std::slice::from_ref(&batch), clock(1, false), None).map(drop).expect("a step");
-                let task = format!("baseline {name} {side} {images}");
-                let what = format!("{name}, {side} pixels, {images} images");
-                peers::row(&what, Unit::Seconds, args.rounds, || for_a_while(&args, &mut step), peer.as_mut(), &task);
-            }
+    for shape in &args.shapes {
+        let (name, side) = shape.split_once('@').expect("a shape is NAME@SIDE");
+        for images in [32, 256] {
+            let args = Args { side: side.parse().ok(), batch: images, ..args.clone() };
+            let arch = nets::find(name)?;
+            let batch = batch(&args, arch);
+            let mut bare = engine(&args, arch, "baseline", "")?;
+            let mut step = || bare.step(std::slice::from_ref(&batch), clock(1, false), None).map(drop).expect("a step");
+            let (task, what) = (format!("baseline {name} {side} {images}"), format!("{name}, {side} pixels, {images} images"));
+            peers::row(&what, Unit::Seconds, args.rounds, || for_a_while(&args, &mut step), peer.as_mut(), &task);
         }
+    }
+    if !args.shapes.is_empty() {
         return Ok(());
     }
     let arch = nets::find(&args.arch)?;

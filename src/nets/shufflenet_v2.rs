@@ -176,9 +176,11 @@ impl Layer for Block {
     }
 }
 
-/// Concatenation and channel shuffle with two groups: channel 2i of the result is channel i of the first half, 2i + 1 of the second.
+/// Concatenation and channel shuffle with two groups: channel 2i of the result is channel i of the first half, 2i + 1 of the second. The result
+/// is channels_last as the halves are; stacked as [B, C, H, W] it would not be, and all that follows would be slower.
 fn interleave(halves: &[Tensor; 2]) -> Tensor {
-    Tensor::stack(halves, 2).flatten(1, 2)
+    let last = halves.each_ref().map(|half| half.permute([0, 2, 3, 1]));
+    Tensor::stack(&last, 4).flatten(3, 4).permute([0, 3, 1, 2])
 }
 
 /// Stage l of `n` blocks.
