@@ -14,11 +14,19 @@ before it is written. Tracing fixes the side of the images where a network's cod
 """
 import argparse
 import json
+import sys
+import warnings
 from pathlib import Path
 
 import torch
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+def stop(message):
+    """Wrong input: one line, exit code 2."""
+    print(f'error: {" ".join(str(message).split())}', file=sys.stderr)
+    sys.exit(2)
 
 
 def three(text):
@@ -34,7 +42,7 @@ def flags():
     parser.add_argument('name', nargs='+', help='timm: the name of the network; hub: repository (or local folder) and entry')
     parser.add_argument('--out', required=True, type=Path, help='the TorchScript file to write, ending in .pt; the JSON goes beside it')
     parser.add_argument('--random', action='store_true', help='random weights instead of the published ones')
-    parser.add_argument('--weights', type=Path, help='a state dict to load instead of the published weights')
+    parser.add_argument('--weights', type=Path, help='a state dict (.pth or .safetensors) to load instead of the published weights')
     parser.add_argument('--size', type=int, help='side of the images [default: what timm says, else 224]')
     parser.add_argument('--mean', type=three, help="channel means [default: what timm says, else ImageNet's]")
     parser.add_argument('--std', type=three, help='channel deviations, likewise')
@@ -43,10 +51,32 @@ def flags():
     parser.add_argument('--seed', type=int, default=0, help='of random weights and of the images it is tried on')
     args = parser.parse_args()
     if len(args.name) != (1 if args.source == 'timm' else 2):
-        parser.error('timm takes one name; hub takes a repository and an entry')
+        stop('timm takes one name; hub takes a repository and an entry')
     if args.out.suffix != '.pt':
-        parser.error(f'--out {args.out}: a name that ends in .pt is wanted')
+        stop(f'--out {args.out}: a name that ends in .pt is wanted')
+    if args.weights is not None and not args.weights.is_file():
+        stop(f'--weights {args.weights}: no such file')
+    if args.size is not None and args.size < 1:
+        stop(f'--size {args.size}: 1 or more is wanted')
     return args
+
+
+def state_dict(file):
+    """The tensors of a file, under whichever of the usual names they lie."""
+    try:
+        if file.suffix == '.safetensors':
+            from safetensors.torch import load_file
+            return load_file(file)
+        state = torch.load(file, map_location='cpu', weights_only=True)
+    except Exception as e:
+        stop(f'{file}: no state dict that can be opened ({type(e).__name__}: {str(e).splitlines()[0] if str(e) else ""})')
+    while isinstance(state, dict) and (inner := [state[k] for k in ('state_dict', 'model', 'teacher') if isinstance(state.get(k), dict)]):
+        state = inner[0]
+    if not isinstance(state, dict):
+        stop(f'{file}: holds a {type(state).__name__}; a state dict is wanted')
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    wrapped = all(name.startswith('module.') for name in tensors)
+    return {name.removeprefix('module.'): value for name, value in tensors.items()} if wrapped else tensors
 
 
 def make(args):
@@ -59,18 +89,26 @@ def make(args):
             net = timm.create_model(args.name[0], pretrained=published, num_classes=0, **of_size)
         except TypeError:  # convolutional networks take images of any size
             net = timm.create_model(args.name[0], pretrained=published, num_classes=0)
+        except Exception as e:
+            stop(f'timm {args.name[0]}: {e}')
         known = timm.data.resolve_data_config({}, model=net)
         size, mean, std = known['input_size'][-1], known['mean'], known['std']
     else:
         repository, entry = args.name
         where = 'local' if Path(repository).is_dir() else 'github'
-        net = torch.hub.load(repository, entry, source=where, pretrained=published)
+        try:
+            net = torch.hub.load(repository, entry, source=where, pretrained=published)
+        except Exception as e:
+            stop(f'torch.hub {repository} {entry}: {e}')
         size, (mean, std) = 224, IMAGENET
     if args.weights is not None:
-        missing, unexpected = net.load_state_dict(torch.load(args.weights, map_location='cpu', weights_only=True), strict=False)
+        try:
+            missing, unexpected = net.load_state_dict(state_dict(args.weights), strict=False)
+        except RuntimeError as e:  # other shapes
+            stop(f'{args.weights} does not fit: {e}')
         unexpected = [name for name in unexpected if not name.startswith(('head.', 'fc.', 'classifier.'))]
         if missing or unexpected:
-            raise SystemExit(f'{args.weights} does not fit: missing {missing[:4]}, unexpected {unexpected[:4]}')
+            stop(f'{args.weights} does not fit: missing {missing[:4]}, unexpected {unexpected[:4]}')
     return net.eval(), args.size or size, args.mean or list(mean), args.std or list(std)
 
 
@@ -83,6 +121,7 @@ def tensors(answer):
 def main():
     args = flags()
     torch.manual_seed(args.seed)
+    warnings.simplefilter('ignore', torch.jit.TracerWarning)  # whether the trace holds is seen below
     net, size, mean, std = make(args)
     with torch.no_grad():
         traced = torch.jit.trace(net, torch.randn(2, 3, size, size), strict=False)
@@ -94,6 +133,7 @@ def main():
     if worst > 1e-4:
         raise SystemExit(f'the traced network answers otherwise than the network itself, by {worst:.1e}: its code depends on its input')
     about = {'name': args.name[-1], 'image_size': size, 'mean': list(mean), 'std': list(std), 'output': args.output, 'pool': args.pool}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     partial = args.out.with_suffix('.pt.tmp')
     torch.jit.save(traced, partial)
     args.out.with_suffix('.json').write_text(json.dumps(about, indent=1) + '\n')
