@@ -41,7 +41,7 @@ impl Format for Onnx {
             ("mean".to_string(), json(meta.mean.to_vec().into())),
             ("std".to_string(), json(meta.std.to_vec().into())),
             ("image_size".to_string(), meta.image_size.to_string()),
-            ("interpolation".to_string(), "bilinear".to_string()),
+            ("interpolation".to_string(), meta.interpolation.clone()),
         ];
         if source.with_classifier {
             metadata.push(("classes".to_string(), json(meta.classes.clone().into())));

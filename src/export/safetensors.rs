@@ -51,7 +51,7 @@ pub(super) fn meta(source: &Source) -> weights::Meta {
         image_size: meta.image_size,
         mean: meta.mean,
         std: meta.std,
-        interpolation: "bilinear".to_string(),
+        interpolation: meta.interpolation.clone(),
         run: network.name.clone(),
         recipe: meta.recipe.clone(),
         peer: network.peer,
