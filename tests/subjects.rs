@@ -104,6 +104,8 @@ fn features_are_written_with_labels_names_and_split_and_of_any_layers() {
     let embed = |more: &[&str]| done(eval(root.path(), &[&["embed", "--run", "runs/one", "--peer", "1"], more].concat()));
     embed(&["--dataset", "synthetic", "--out", "f.safetensors"]);
     embed(&["--dataset", "synthetic", "--out", "f.npz"]);
+    let output = eval(root.path(), &["embed", "--run", "runs/one", "--peer", "1", "--dataset", "synthetic", "--out", "f.csv"]);
+    assert!(output.status.code() == Some(2) && stderr(&output).contains("accepted: .safetensors, .npz"), "{}", stderr(&output));
     let file = at("f.safetensors");
     let (features, labels, split, names) =
         (tensor(&file, "features"), tensor(&file, "labels"), tensor(&file, "split"), tensor(&file, "names"));
@@ -225,6 +227,7 @@ fn transfer_ends_in_one_table_even_when_killed() {
     assert!(at("out/transfer.svg").exists() && at("out/transfer.md").exists());
     let again = rows_of("two");
     assert!(again.iter().any(|r| r.time == first.time && r.id == first.id), "what was measured is kept");
+    fs::create_dir(at("empty")).unwrap();
     // Everything is there: nothing is measured again.
     let before = [rows_of("two").len(), rows_of("student").len(), rows_of("maps").len()];
     let output = done(eval(root.path(), &all));
@@ -234,7 +237,10 @@ fn transfer_ends_in_one_table_even_when_killed() {
         (&["transfer", "runs/two", "--to", "stl11"][..], "unknown dataset `stl11`"),
         (&["transfer", "runs/two", "runs/two", "--peer", "0", "--to", "synthetic"], "runs/two stands twice"),
         (&["transfer", "runs/two", "--to", "synthetic", "--evaluate", "knn --k 0"], "`knn --k 0 --dataset synthetic`"),
-        (&["transfer", "runs/none", "--to", "synthetic"], "no run at runs/none"),
+        (&["transfer", "runs/none", "--to", "synthetic"], "no run at runs/none, and no file"),
+        (&["transfer", "empty", "--to", "synthetic"], "empty is no run: there is no empty/recipe.toml"),
+        // Said before anything is measured, by the image sizes of the lines.
+        (&["transfer", "maps.pt", "--output", "7", "--to", "synthetic"], "`linear-probe --protocol paper --dataset synthetic`: maps.pt: has no output 7"),
     ] {
         let output = eval(root.path(), args);
         assert!(output.status.code() == Some(2) && stderr(&output).contains(expected), "{args:?}: {}", stderr(&output));

@@ -12,7 +12,7 @@ use crate::data::{self, Loader, Pixels, Split, Transform};
 use crate::error::{Error, Result};
 use crate::eval::Common;
 use crate::eval::dataset::TargetDataset;
-use crate::eval::feature_file::{FeatureFile, Part, is_npz};
+use crate::eval::feature_file::{FeatureFile, Part};
 use crate::eval::features::{self, Prepared};
 use crate::eval::network::{NetworkArgs, Normalisation, PeerChoice, TrainedNetwork};
 use crate::extractor::Answer;
@@ -51,13 +51,31 @@ const SMALL: usize = 64;
 
 /// Writes what the network answers to the images.
 pub fn run(args: &EmbedArgs, common: &Common) -> Result<()> {
-    let network = open(args, common)?;
     let out = args.network.out.as_ref().expect("a required flag");
+    check_out(out, args.dataset.is_some())?;
+    let network = open(args, common)?;
     match (&args.dataset, &args.images) {
         (Some(dataset), _) => of_dataset(args, &network, dataset, out, common),
         (None, Some(images)) => of_images(args, &network, images, out, common),
         (None, None) => unreachable!("one of the two is required"),
     }
+}
+
+/// Says before anything is computed what would be said after it.
+fn check_out(out: &Path, of_dataset: bool) -> Result<()> {
+    let ending = out.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+    let accepted = match (ending, of_dataset) {
+        ("safetensors", _) | ("npz", true) => return check_folder(out),
+        ("npz", false) => ".npz is written for --dataset; accepted for --images: .safetensors",
+        (_, true) => "its ending tells the format; accepted: .safetensors, .npz",
+        (_, false) => "its ending tells the format; accepted: .safetensors",
+    };
+    Err(Error::input(format!("--out {}: {accepted}", out.display())))
+}
+
+fn check_folder(out: &Path) -> Result<()> {
+    let missing = out.parent().is_some_and(|folder| !folder.as_os_str().is_empty() && !folder.is_dir());
+    if missing { Err(Error::io("cannot write", out)(std::io::ErrorKind::NotFound.into())) } else { Ok(()) }
 }
 
 /// The one network that is asked for.
@@ -105,9 +123,6 @@ fn of_dataset(args: &EmbedArgs, network: &TrainedNetwork, name: &str, out: &Path
 }
 
 fn of_images(args: &EmbedArgs, network: &TrainedNetwork, from: &Path, out: &Path, common: &Common) -> Result<()> {
-    if is_npz(out) {
-        return Err(Error::input(format!("--out {}: .npz is written for --dataset; accepted for --images: .safetensors", out.display())));
-    }
     if args.stages {
         network.needs_ours("--stages")?;
     }

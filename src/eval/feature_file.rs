@@ -129,7 +129,7 @@ pub(crate) fn read(path: &Path) -> Option<Tensor> {
 }
 
 /// Shall it be numpy's archive?
-pub(crate) fn is_npz(path: &Path) -> bool {
+fn is_npz(path: &Path) -> bool {
     path.extension().is_some_and(|ending| ending == "npz")
 }
 

@@ -67,8 +67,8 @@ impl HowArgs {
         if let Some(side) = self.image_size {
             protocol.set("image_size", side);
         }
-        if let Some(side) = protocol.table.get("image_size").and_then(Value::as_integer).filter(|side| *side != 0) {
-            limits::side("protocol: image_size", side)?;
+        if protocol.image_size() != 0 {
+            limits::side("protocol: image_size", protocol.image_size())?;
         }
         Ok(protocol)
     }
@@ -114,6 +114,11 @@ impl Protocol {
             protocol.set(&key, value);
         }
         Ok(protocol)
+    }
+
+    /// The side that images are brought to; 0 for the network's own.
+    pub(crate) fn image_size(&self) -> i64 {
+        self.table.get("image_size").and_then(Value::as_integer).unwrap_or(0)
     }
 
     /// The name of the shipped protocol whose keys this one has.

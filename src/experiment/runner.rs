@@ -50,6 +50,13 @@ pub(crate) struct Programs {
 /// What happened to an item.
 pub(crate) enum Event<'a> {
     Begun,
+    /// A measurement of it, and so many of so many are done.
+    Measured {
+        line: &'a str,
+        done: usize,
+        of: usize,
+        seconds: f64,
+    },
     /// After so many seconds of this sitting.
     Finished(f64),
     Stopped,
@@ -152,7 +159,7 @@ impl Runner<'_> {
                     locked().outcome.skipped.push(why);
                     Ok(())
                 }
-                None => self.make(item).and_then(|progress| (self.finish)(item, &progress)).map(|()| locked().finished[place] = true),
+                None => self.make(place).and_then(|progress| (self.finish)(item, &progress)).map(|()| locked().finished[place] = true),
             };
             let mut queue = locked();
             queue.running -= 1;
@@ -203,7 +210,8 @@ impl Runner<'_> {
     }
 
     /// Trains and measures what is not there yet.
-    fn make(&self, item: &Item) -> Result<Progress> {
+    fn make(&self, place: usize) -> Result<Progress> {
+        let item = &self.items[place];
         let folder = &item.folder;
         let mut progress = Progress::read(folder)?;
         if let Some(run) = item.run()
@@ -235,6 +243,9 @@ impl Runner<'_> {
             }
             progress.write(folder)?;
             self.check(ended.code, &format!("mcl-eval {}", measurement.line), folder.path())?;
+            let done = item.measurements.iter().filter(|m| progress.done.contains(&m.id)).count();
+            let (line, of, seconds) = (&measurement.line, item.measurements.len(), began.elapsed().as_secs_f64());
+            (self.tell)(place, Event::Measured { line, done, of, seconds });
         }
         Ok(progress)
     }
@@ -373,6 +384,7 @@ pub(crate) fn make_below(
             let name = &items[place].name;
             common.say(match event {
                 Event::Begun => format!("{name}: begun"),
+                Event::Measured { line, done, of, seconds } => format!("{name}: {done} of {of} measured, {line} in {seconds:.0} s"),
                 Event::Finished(seconds) => format!("{name}: finished, {seconds:.0} s in this sitting"),
                 Event::Stopped => format!("{name}: stopped"),
                 Event::Failed(e) => format!("{name}: failed: {e}"),

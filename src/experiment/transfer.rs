@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args as ClapArgs;
+use tch::{Kind, Tensor};
 
 use super::plan::{Item, Measurement, Work, hash};
 use super::rows::Question;
@@ -68,7 +69,14 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
     let lines = lines(args)?;
     let mut items: Vec<Item> = vec![];
     for path in &args.networks {
-        for network in NetworkArgs::at(path, given).open(common, PeerChoice::Best)? {
+        if path.is_dir() && !RunFolder::at(path).recipe().exists() {
+            let recipe = RunFolder::at(path).recipe();
+            return Err(Error::input(format!("{} is no run: there is no {}; accepted: {NETWORKS}", path.display(), recipe.display())));
+        }
+        let opened = NetworkArgs::at(path, given).open(common, PeerChoice::Best);
+        let opened = if path.exists() { opened } else { Err(Error::input(format!("no run at {}, and no file; accepted: {NETWORKS}", path.display()))) };
+        for network in opened? {
+            try_out(&network, &lines, common)?;
             let item = item(&network, given, &lines, &folder);
             if items.iter().any(|other| other.hash == item.hash) {
                 return Err(Error::input(format!("{} stands twice: the same weights, measured alike", path.display())));
@@ -82,40 +90,74 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
             pending.push(place);
         }
     }
-    common.say(format!("{} networks, {} measured before", items.len(), items.len() - pending.len()));
+    let s = if items.len() == 1 { "" } else { "s" };
+    common.say(format!("{} network{s}, {} measured before", items.len(), items.len() - pending.len()));
     let made = if pending.is_empty() { Ok(()) } else { make_below(&folder, "--out", &items, pending, 1, &|_, _| Ok(()), common) };
     // What is measured is shown even when something failed or a stop was asked for.
     show(&items, &folder, common)?;
     made
 }
 
+/// What the command takes, in messages.
+const NETWORKS: &str = "folders that `mcl-train run` made, files of weights, TorchScript files";
+
+/// Asks somebody's TorchScript about one image of each side that a line brings images to: what it cannot answer is told before anything is measured.
+fn try_out(network: &TrainedNetwork, lines: &[Line], common: &Common) -> Result<()> {
+    let mut tried = vec![];
+    for line in lines.iter().filter(|_| network.is_foreign()) {
+        let side = network.image_size(line.side) as i64;
+        if tried.contains(&side) {
+            continue;
+        }
+        tried.push(side);
+        let image = Tensor::zeros([1, 3, side, side], (Kind::Float, common.device));
+        network.extractor(common)?.extract(&image, false).map_err(|e| {
+            let own = network.meta.image_size;
+            let hint = if side == own {
+                String::new()
+            } else {
+                format!("; --image-size {own} brings the images of every measurement to its own side")
+            };
+            Error::input(format!("`{}`: {e}{hint}", line.text))
+        })?;
+    }
+    Ok(())
+}
+
+/// A line of `mcl-eval` without its network.
+struct Line {
+    text: String,
+    /// What it brings images to; 0 for the network's own side.
+    side: i64,
+}
+
 /// Every line of `mcl-eval`, with its dataset; refused here, not after the first network.
-fn lines(args: &Args) -> Result<Vec<String>> {
+fn lines(args: &Args) -> Result<Vec<Line>> {
     let usual: Vec<String> = USUAL.map(String::from).to_vec();
     let asked = if args.evaluate.is_empty() { &usual } else { &args.evaluate };
     let side = args.image_size.map_or(String::new(), |side| format!(" --image-size {side}"));
     let mut lines = vec![];
     for dataset in &args.to {
         for line in asked {
-            let line = format!("{line} --dataset {dataset}{side}");
-            measures::check_line(&line).map_err(|e| Error::input(format!("`{line}`: {e}")))?;
-            lines.push(line);
+            let text = format!("{line} --dataset {dataset}{side}");
+            let side = measures::check_line(&text).map_err(|e| Error::input(format!("`{text}`: {e}")))?;
+            lines.push(Line { text, side });
         }
     }
     Ok(lines)
 }
 
 /// A network with its measurements. Its hash is of everything that decides its numbers.
-fn item(network: &TrainedNetwork, given: &NetworkArgs, lines: &[String], folder: &Path) -> Item {
+fn item(network: &TrainedNetwork, given: &NetworkArgs, lines: &[Line], folder: &Path) -> Item {
     let (mean, std) = (network.meta.mean, network.meta.std);
     let own = hash(&[network.hash.clone(), network.features_of(), format!("{mean:?} {std:?}")]);
     let name = format!("{}-{own}", file_stem(&network.name));
     let mut all = vec![own.clone()];
-    all.extend(lines.iter().cloned());
+    all.extend(lines.iter().map(|line| line.text.clone()));
     Item {
         hash: hash(&all),
         work: Work::Network(flags(network, given)),
-        measurements: lines.iter().map(|line| Measurement::new(&name, line)).collect(),
+        measurements: lines.iter().map(|line| Measurement::new(&name, &line.text)).collect(),
         folder: RunFolder::at(folder.join(&name)),
         name,
     }

@@ -12,11 +12,11 @@ pub mod lambda;
 pub mod linear_probe;
 pub mod tsne;
 
-use clap::{ArgMatches, Command};
+use clap::{ArgMatches, Command, FromArgMatches};
 use serde_json::Value;
 
 use super::Common;
-use super::protocol::Shipped;
+use super::protocol::{HowArgs, Shipped};
 use crate::error::{Error, Result};
 
 /// Every measurement.
@@ -165,8 +165,9 @@ pub fn changed_keys(options: &Value) -> Vec<String> {
 }
 
 /// Refuses a line of a plan (`linear-probe --dataset stl10 --protocol lbfgs`, without `--run`) that `mcl-eval` would refuse: an unknown
-/// measurement, a wrong flag, a protocol with values that make no sense. Looks at no network and no data.
-pub fn check_line(line: &str) -> Result<()> {
+/// measurement, a wrong flag, a protocol with values that make no sense. Looks at no network and no data. Gives the side that its protocol brings
+/// images to; 0 where that is the network's own.
+pub fn check_line(line: &str) -> Result<i64> {
     let known = || MEASURES.iter().map(|m| m.name).collect::<Vec<_>>().join(", ");
     let Some(name) = line.split_whitespace().next() else {
         return Err(Error::input(format!("an empty line names no measurement; known: {}", known())));
@@ -178,5 +179,10 @@ pub fn check_line(line: &str) -> Result<()> {
     })?;
     // The first word stands where a program's name does.
     let matches = measure.command().try_get_matches_from(line.split_whitespace()).map_err(|e| Error::input(one_line(&e)))?;
-    (measure.check)(&matches)
+    (measure.check)(&matches)?;
+    if measure.protocols.is_empty() {
+        return Ok(0);
+    }
+    let how = HowArgs::from_arg_matches(&matches).map_err(|e| Error::input(one_line(&e)))?;
+    Ok(how.protocol(measure.protocols, measure.default_protocol)?.image_size())
 }
