@@ -240,7 +240,10 @@ fn transfer_ends_in_one_table_even_when_killed() {
         (&["transfer", "runs/none", "--to", "synthetic"], "no run at runs/none, and no file"),
         (&["transfer", "empty", "--to", "synthetic"], "empty is no run: there is no empty/recipe.toml"),
         // Said before anything is measured, by the image sizes of the lines.
-        (&["transfer", "maps.pt", "--output", "7", "--to", "synthetic"], "`linear-probe --protocol paper --dataset synthetic`: maps.pt: has no output 7"),
+        (
+            &["transfer", "maps.pt", "--output", "7", "--to", "synthetic"],
+            "`linear-probe --protocol paper --dataset synthetic`: maps.pt: has no output 7",
+        ),
     ] {
         let output = eval(root.path(), args);
         assert!(output.status.code() == Some(2) && stderr(&output).contains(expected), "{args:?}: {}", stderr(&output));

@@ -74,7 +74,11 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
             return Err(Error::input(format!("{} is no run: there is no {}; accepted: {NETWORKS}", path.display(), recipe.display())));
         }
         let opened = NetworkArgs::at(path, given).open(common, PeerChoice::Best);
-        let opened = if path.exists() { opened } else { Err(Error::input(format!("no run at {}, and no file; accepted: {NETWORKS}", path.display()))) };
+        let opened = if path.exists() {
+            opened
+        } else {
+            Err(Error::input(format!("no run at {}, and no file; accepted: {NETWORKS}", path.display())))
+        };
         for network in opened? {
             try_out(&network, &lines, common)?;
             let item = item(&network, given, &lines, &folder);
