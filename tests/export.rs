@@ -391,6 +391,9 @@ fn what_cannot_be_exported_is_refused_by_name() {
     }
     assert_refused(&export(&file, &out, &["--to", "tflite"]), 2, &["`tflite`", "torchscript", "onnx", "detectron2"]);
     assert_refused(&export(&file, &out, &["--to", "torchscript", "--set", "tolerance=0"]), 2, &["tolerance", "more than 0"]);
+    // No file is nearer to the network than the network is to itself in f64.
+    let rounded = export(&file, &folder.path().join("rounded"), &["--to", "torchscript", "--to", "onnx", "--set", "tolerance=1e-12"]);
+    assert!(rounded.status.success(), "{}", text(&rounded));
     let (_, _, large) = save(folder.path(), "shufflenet_v2_x0_5", 5);
     assert_refused(&export(&large, &out, &["--to", "mmdet"]), 2, &["mmdet", "shufflenet_v2_x0_5", "swin_t"]);
     let (_, _, resnet) = save(folder.path(), "resnet18", 5);

@@ -15,6 +15,7 @@ use super::format::Format;
 use super::{Source, answers};
 use crate::error::{Error, Result};
 use crate::files;
+use crate::nets::Network;
 use crate::nets::graph;
 use crate::nets::layers::Pass;
 use crate::params::Scope;
@@ -62,6 +63,18 @@ fn difference(got: &[Tensor], want: &[Tensor]) -> f64 {
     got.iter().zip(want).map(one).fold(0.0, f64::max)
 }
 
+/// Two ways of computing a network in f32 differ by no more of its own rounding: each rounds once, and not alike.
+const ROUNDINGS: f64 = 4.0;
+
+/// What the network answers in f64.
+fn exact(source: &Source, images: &Tensor) -> Vec<Tensor> {
+    let network = source.network;
+    let scope = Scope::blank(Device::Cpu, Kind::Double);
+    let net = Network::new(network.arch, &scope, network.meta.classes.len().max(1) as i64);
+    scope.params().copy_from(&network.params);
+    answers(&net.forward(&images.to_kind(Kind::Double), Pass::EVAL), source.with_classifier)
+}
+
 /// Writes the folder. The network's file gets its name only once it has been read back and gives the same.
 pub(super) fn write(format: &dyn Format, source: &Source, folder: &Path, tolerance: f64, commit: &str) -> Result<Facts> {
     let _guard = tch::no_grad_guard();
@@ -77,8 +90,11 @@ pub(super) fn write(format: &dyn Format, source: &Source, folder: &Path, toleran
         let reloaded = format.open(temporary, source)?;
         for size in format.golden(arch) {
             let images = images(size);
-            let off = difference(&reloaded(&images)?, &format.expected(run(&images), source.with_classifier));
-            if off > tolerance {
+            let expected = |all| format.expected(all, source.with_classifier);
+            let ours = expected(run(&images));
+            let off = difference(&reloaded(&images)?, &ours);
+            // Where the network itself rounds by more, as very deep ones do, its file may too.
+            if off > tolerance && off > ROUNDINGS * difference(&ours, &expected(exact(source, &images))) {
                 let [n, h, w] = size;
                 return Err(Error::failed(format!(
                     "{}: read back, it differs from {} by {off:.1e} on {n} images of {w} x {h}; {tolerance:.0e} is allowed; not exported",
