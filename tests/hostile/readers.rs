@@ -41,7 +41,7 @@ fn measure_of(file: &str) -> &str {
 }
 
 pub fn read_protocol(root: &Path, file: &str) -> Result<()> {
-    measures::check_line(&format!("{} --dataset cifar10 --protocol {}", measure_of(file), root.join(file).display()))
+    measures::check_line(&format!("{} --dataset cifar10 --protocol {}", measure_of(file), root.join(file).display())).map(drop)
 }
 
 fn job<'a>(root: &Path, stop: &'a AtomicBool) -> Result<Job<'a>> {
