@@ -106,7 +106,7 @@ return out.slice(0,8)})()"#;
 
 /// Text of figures that reaches beyond its figure.
 const CLIPPED: &str = r#"(()=>{const out=[];document.querySelectorAll('figure svg').forEach(g=>{const b=g.getBoundingClientRect();if(!b.width)return;
-g.querySelectorAll('text').forEach(t=>{const r=t.getBoundingClientRect();if(r.left<b.left-1||r.right>b.right+1||r.top<b.top-1||r.bottom>b.bottom+1)
+g.querySelectorAll('text').forEach(t=>{const r=t.getBoundingClientRect();if(t.textContent&&(r.left<b.left-1||r.right>b.right+1||r.top<b.top-1||r.bottom>b.bottom+1))
 out.push(t.textContent.slice(0,40))})});return out.slice(0,8)})()"#;
 
 /// What a keyboard reaches that has no name for those who hear the page.

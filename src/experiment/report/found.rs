@@ -36,7 +36,10 @@ impl Results<'_> {
         let what = question.shown().replacen(": ", ", ", 1);
         let mut lines = vec![format!("{leader} has the highest mean on {what}: {best:.2} %. {second} follows with {next:.2} %.")];
         if let Some(pair) = self.pair(question, second, leader)? {
-            lines[0] += &format!(" The lead is {} points: {}.", signed(pair.difference), sure(&pair));
+            // Means of other seeds differ by something else than the paired difference.
+            let alike = [leader, second].iter().all(|name| self.values(name, question).len() == pair.seeds.len());
+            let on = if alike { String::new() } else { format!(", on what both have ({})", counted(pair.seeds.len(), "seed")) };
+            lines[0] += &format!(" The lead is {} points{on}: {}.", signed(pair.difference), sure(&pair));
         }
         let (first, last) = (names[0], names[names.len() - 1]);
         let mut pairs = vec![];
@@ -48,12 +51,13 @@ impl Results<'_> {
         let own: Vec<&Pair> = pairs.iter().filter(|p| p.b == last).collect();
         if let Some(pair) = own.first().filter(|_| last != first) {
             let ahead = own.iter().filter(|p| p.difference > 0.0).count();
-            lines.push(format!(
-                "{last} against {first}: {} points there ({}); ahead in {ahead} of {} measurements.",
-                signed(pair.difference),
-                sure(pair),
-                own.len()
-            ));
+            let there =
+                format!(": {} points there ({}); ahead in {ahead} of {} measurements.", signed(pair.difference), sure(pair), own.len());
+            let same = (leader, second) == (last, first);
+            lines.push(match same {
+                true => format!("{last} is ahead of {first} in {ahead} of {} measurements.", own.len()),
+                false => format!("{last} against {first}{there}"),
+            });
         }
         let shown = pairs.iter().filter(|p| is_shown(p)).count();
         let seeds = pairs.iter().map(|p| p.seeds.len()).max().unwrap_or(0);
