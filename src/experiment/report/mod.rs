@@ -200,31 +200,9 @@ impl<'a> Results<'a> {
         let mut section = Section::new("What was done");
         section.text(self.plan.about.trim().replace('\n', " "));
         let made = self.items.iter().filter(|i| self.rows.iter().any(|r| r.item == i.name)).count();
-        let none = match missing.len() {
-            0 => "; none is missing".to_string(),
-            all if all == self.items.len() => String::new(),
-            _ => format!("; missing: {}", self.by_setting(missing).join(", ")),
-        };
-        section.text(format!("{made} of {} runs and joint measurements are finished{none}.", self.items.len()));
+        let none = if missing.is_empty() { "none is missing".to_string() } else { format!("missing: {}", missing.join(", ")) };
+        section.text(format!("{made} of {} runs and joint measurements are finished; {none}.", self.items.len()));
         Ok(section)
-    }
-
-    /// Items by their settings, each with its seeds: `dml (seeds 1, 2)`.
-    fn by_setting(&self, names: &[String]) -> Vec<String> {
-        let mut found: Vec<(&str, Vec<String>)> = vec![];
-        for item in self.items.iter().filter(|item| names.contains(&item.name)) {
-            let (setting, seed) = item.run().map_or((item.name.as_str(), None), |run| (run.setting.as_str(), Some(run.seed.to_string())));
-            match found.iter_mut().find(|(known, _)| *known == setting) {
-                Some((_, seeds)) => seeds.extend(seed),
-                None => found.push((setting, seed.into_iter().collect())),
-            }
-        }
-        let shown = |(setting, seeds): &(&str, Vec<String>)| match &seeds[..] {
-            [] => setting.to_string(),
-            [one] => format!("{setting} (seed {one})"),
-            many => format!("{setting} (seeds {})", many.join(", ")),
-        };
-        found.iter().map(shown).collect()
     }
 
     /// A finished run as the figures of single runs want it.
