@@ -31,18 +31,29 @@ STARTER = '''"""Starts the programs of mcl, which lie in this package."""
 
 import importlib.util
 import os
+import re
 import sys
 
 
 def _start(name):
     here = os.path.dirname(os.path.abspath(__file__))
-    if not os.path.isdir(os.path.join(os.path.dirname(here), "torch", "lib")):
+    torch = os.path.join(os.path.dirname(here), "torch")
+    if not os.path.isdir(os.path.join(torch, "lib")):
         # torch is in another folder of Python's: the programs are told where. It is looked for, not imported.
-        torch = importlib.util.find_spec("torch")
-        if torch is None or not torch.origin:
+        found = importlib.util.find_spec("torch")
+        if found is None or not found.origin:
             sys.exit(name + ": there is no torch; `pip install torch==TORCH` brings it")
-        lib = os.path.join(os.path.dirname(torch.origin), "lib")
+        torch = os.path.dirname(found.origin)
+        lib = os.path.join(torch, "lib")
         os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [lib, os.environ.get("LD_LIBRARY_PATH")]))
+    # Another torch has other symbols, of which the loader would name one.
+    try:
+        with open(os.path.join(torch, "version.py")) as file:
+            version = re.search(r"__version__ = '([^'+]*)", file.read())
+    except OSError:
+        version = None
+    if version and version.group(1) != "TORCH":
+        sys.exit(name + ": torch " + version.group(1) + " is installed and TORCH is needed; `pip install torch==TORCH` brings it")
     os.execv(os.path.join(here, "bin", name), [name] + sys.argv[1:])
 
 

@@ -5,7 +5,7 @@ mod nearest;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use nearest::{did_you_mean, in_words, nearest};
+pub use nearest::{counted, did_you_mean, in_words, nearest};
 
 /// A result of this library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -74,6 +74,13 @@ pub enum Error {
     /// libtorch refused an operation. Exit code 1.
     #[error("libtorch: {}", libtorch_line(&.0.to_string()))]
     Torch(#[from] tch::TchError),
+}
+
+/// Why tch could not write a file: the system's words, which it gives inside its own.
+pub fn disk_fault(e: &tch::TchError) -> String {
+    let said = e.to_string();
+    let words = said.split_once("message: \"").and_then(|(_, rest)| rest.split_once('"')).map(|(words, _)| words.to_string());
+    words.unwrap_or(said)
 }
 
 impl Error {

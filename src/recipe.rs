@@ -316,7 +316,9 @@ impl Recipe {
             said(limits::side("[data] image_size", i64::try_from(self.data.image_size).unwrap_or(i64::MAX)).map(drop))?;
         }
         if warmup >= epochs && warmup > 0 {
-            return Err(format!("[train] warmup = {warmup} epochs of {epochs}; it must be shorter than the run"));
+            return Err(format!(
+                "[train] warmup = {warmup} of {epochs} epochs; it must be shorter than the run, for example train.warmup = 0"
+            ));
         }
         if !(lr > 0.0 && lr.is_finite()) {
             return Err(format!("[train] lr = {lr}; accepted: a number above 0"));

@@ -41,6 +41,14 @@ fn results(root: &Path) -> PathBuf {
             );
         }
     }
+    for (n, (method, name)) in [("l_mcl", "a/peer-0"), ("dml", "b/peer-0")].iter().enumerate() {
+        for shots in [1, 5, 10] {
+            let value = 20.0 + (shots * (n + 1)) as f64;
+            rows.push(json!({ "command": "few-shot", "dataset": "few", "metric": "top1", "value": value, "variant": format!("shots={shots}"),
+                "ci_low": value - 2.0, "ci_high": value + 2.0, "n_test": 120, "subject": name, "method": method, "arch": "resnet8", "peer": 0,
+                "weights_hash": name }));
+        }
+    }
     let place = |i: usize, turn: f64| {
         let angle = i as f64 * 0.61 + turn;
         json!([angle.cos() * (1.0 + i as f64), angle.sin() * (1.0 + i as f64)])
@@ -89,6 +97,18 @@ const s=getComputedStyle(e),svg=e.tagName==='text';if(svg&&!e.matches('.ink,.sof
 const a=lum(rgb(svg?s.fill:s.color)||[0,0,0]),b=lum(back(e));const r=(Math.max(a,b)+.05)/(Math.min(a,b)+.05);
 const big=parseFloat(s.fontSize)>=24;if(r<(big?3:4.5))out.push(e.tagName+' '+r.toFixed(2)+' '+e.textContent.slice(0,30))});return out.slice(0,8)})()"#;
 
+/// Text of figures that is drawn smaller than it can be read, and pictures that a phone would show smaller than they are. Both scroll.
+const SMALL: &str = r#"(()=>{const out=[],phone=innerWidth<600;document.querySelectorAll('figure svg text').forEach(t=>{const g=t.ownerSVGElement,
+b=g.getBoundingClientRect();if(!b.width)return;const px=parseFloat(t.getAttribute('font-size'))*b.width/g.viewBox.baseVal.width;
+if(px<9)out.push(px.toFixed(1)+' '+t.textContent.slice(0,30))});
+if(phone)document.querySelectorAll('.still>img').forEach(i=>{if(i.width&&i.width<i.naturalWidth)out.push('picture '+i.width+' of '+i.naturalWidth)});
+return out.slice(0,8)})()"#;
+
+/// Text of figures that reaches beyond its figure.
+const CLIPPED: &str = r#"(()=>{const out=[];document.querySelectorAll('figure svg').forEach(g=>{const b=g.getBoundingClientRect();if(!b.width)return;
+g.querySelectorAll('text').forEach(t=>{const r=t.getBoundingClientRect();if(t.textContent&&(r.left<b.left-1||r.right>b.right+1||r.top<b.top-1||r.bottom>b.bottom+1))
+out.push(t.textContent.slice(0,40))})});return out.slice(0,8)})()"#;
+
 /// What a keyboard reaches that has no name for those who hear the page.
 const NAMELESS: &str = r#"Array.from(document.querySelectorAll('a,button,input,canvas[tabindex],[role=region]')).filter(e=>
 !(e.textContent.trim()||e.getAttribute('aria-label')||(e.labels&&e.labels.length))).map(e=>e.outerHTML.slice(0,80))"#;
@@ -115,6 +135,8 @@ fn looks(browser: &mut Browser, page: &Path, name: &str) {
             browser.open(page, width, height);
             none(browser, WIDE, &format!("{state}: wider than the page"));
             none(browser, CONTRAST, &format!("{state}: contrast"));
+            none(browser, SMALL, &format!("{state}: too small to read"));
+            none(browser, CLIPPED, &format!("{state}: cut off"));
             none(browser, NAMELESS, &format!("{state}: without a name"));
             let ground = browser.ask("getComputedStyle(document.body).backgroundColor");
             assert_eq!(ground, if scheme == "dark" { "rgb(13, 17, 23)" } else { "rgb(255, 255, 255)" }, "{state}");
@@ -219,6 +241,19 @@ fn maps(browser: &mut Browser) {
     assert!(!browser.ask(&format!("{figure}.querySelector('.chosen').textContent")).as_str().unwrap().contains("chosen:"));
 }
 
+/// On a phone charts are drawn for it, wide matrices scroll in their own box, and a tap on a cell tells what it is.
+fn fingers(browser: &mut Browser) {
+    let shown = |of: &str| format!("Array.from(document.querySelectorAll('{of}')).filter(e=>e.getBoundingClientRect().width).length");
+    assert_eq!((browser.ask(&shown(".desk")), browser.ask(&shown(".phone"))), (json!(0), json!(1)), "the chart of few shots");
+    let matrix = "Array.from(document.querySelectorAll('.still')).find(s=>s.textContent.includes('all others'))";
+    let scrolls = browser.ask(&format!("{matrix}.scrollWidth>{matrix}.clientWidth&&{matrix}.querySelector('svg').clientWidth>560"));
+    assert_eq!(scrolls, true, "a wide matrix scrolls in its box");
+    let cell = format!("Array.from({matrix}.querySelectorAll('rect')).find(r=>r.textContent.includes('kind'))");
+    let name = browser.ask(&format!("{cell}.textContent"));
+    browser.click(&cell);
+    assert_eq!(browser.ask(&format!("{matrix}.nextElementSibling.textContent")), name, "a tap tells what a cell is");
+}
+
 /// What the page itself may not do, whoever wrote the rows it was made of.
 fn walls(browser: &mut Browser) {
     assert_eq!(browser.ask("document.querySelectorAll('img[src=x],b').length"), 0, "texts stay texts");
@@ -237,6 +272,8 @@ fn the_report_page_in_a_browser() {
     let page = report(root.path());
     let mut browser = Browser::start(&program);
     looks(&mut browser, &page, "report");
+    browser.open(&page, 390, 844);
+    fingers(&mut browser);
     browser.open(&page, 1400, 900);
     tables(&mut browser);
     maps(&mut browser);

@@ -152,7 +152,7 @@ fn without_a_command_it_says_what_can_be_done_with_what_is_here() {
     let run = run_folder(root.path(), "one", 1);
     std::os::unix::fs::symlink("one", root.path().join("runs/latest")).unwrap();
     let synthetic = said(&[]);
-    assert!(synthetic.contains("one: resnet8 and resnet8 on synthetic, baseline, 1 epochs, test top-1 5.50 %"), "{synthetic}");
+    assert!(synthetic.contains("one: resnet8 and resnet8 on synthetic, baseline, 1 epoch, test top-1 5.50 %"), "{synthetic}");
     assert!(synthetic.contains("mcl-eval linear-probe --dataset synthetic") && synthetic.contains("mcl-eval report"), "{synthetic}");
     // Data that are there are proposed, and where they are looked for is part of the command.
     support::write_colours(&root.path().join("data"));
@@ -173,7 +173,7 @@ fn without_a_command_it_says_what_can_be_done_with_what_is_here() {
         assert_eq!(output.status.code(), Some(2));
         assert!(stderr(&output).contains(expected), "{}", stderr(&output));
     };
-    refused("runs/latest (one) was stopped after 1 epochs; its command with --out runs/one --resume finishes it");
+    refused("runs/latest (one) was stopped after 1 epoch; its command with --out runs/one --resume finishes it");
     let resume = "mcl-train run runs/one/recipe.toml --out runs/one --resume";
     assert!(said(&[]).contains(resume), "{}", said(&[]));
     // Without a folder it would begin another run.
@@ -182,7 +182,7 @@ fn without_a_command_it_says_what_can_be_done_with_what_is_here() {
     assert_eq!((output.status.code(), stderr(&output).contains("e.g. --out runs/one")), (Some(2), true), "{}", stderr(&output));
     let lock = fs::File::create(run.join("lock")).unwrap();
     lock.lock().unwrap();
-    refused("runs/latest (one) is still training, 1 epochs are done");
+    refused("runs/latest (one) is still training; done so far: 1 epoch");
     assert!(said(&[]).contains("is still training"));
 }
 
@@ -205,6 +205,12 @@ fn completions_and_manual_pages_follow_the_registries() {
         (support::EVAL, "mcl-eval knn --dataset tiny", "tiny_imagenet"),
         (support::EVAL, "mcl-eval linear-probe --protocol l", "lbfgs"),
         (support::EVAL, "mcl-eval table lam", "lambda"),
+        (support::EVAL, "mcl-eval data fetch fash", "fashion_mnist"),
+        (support::EVAL, "mcl-eval transfer --to tiny", "tiny_imagenet"),
+        (support::EVAL, "mcl-eval export --to mm", "mmdet"),
+        (support::EVAL, "mcl-eval knn --device cu", "cuda:0"),
+        // Flags that help does not show.
+        (support::EVAL, "mcl-eval knn --i", "--image-size"),
         (support::TRAIN, "mcl-train run quick", "quickstart"),
     ] {
         let name = words.split(' ').next().unwrap();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use mcl::commands::shell::{ShellCommand, parse};
 use mcl::commands::{list, next};
-use mcl::error::{Error, Result};
+use mcl::error::{Error, Result, counted};
 use mcl::experiment::compare::{self, Comparison};
 use mcl::methods;
 use mcl::recipe::Recipe;
@@ -296,7 +296,7 @@ fn print_summary(summary: &Summary, dataset: &str, data: Option<&Path>) {
         ),
         None => println!("No choice was made: the last epoch ships (data.holdout = 0, or train.choose = \"last\")."),
     }
-    println!("{} epochs, {} steps, {}", summary.epochs, summary.steps, clock_time(summary.seconds));
+    println!("{}, {}, {}", counted(summary.epochs, "epoch"), counted(summary.steps, "step"), clock_time(summary.seconds));
     println!();
     let out = summary.out.display();
     println!("Run folder   {out}");

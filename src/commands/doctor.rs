@@ -183,9 +183,14 @@ fn cores(common: &Common) -> Finding {
 }
 
 fn datasets(common: &Common) -> Vec<Finding> {
-    let places: Vec<String> =
-        data::roots(common.data.as_deref()).into_iter().map(|(path, from)| format!("{} ({from})", path.display())).collect();
+    let roots = data::roots(common.data.as_deref());
+    let places: Vec<String> = roots.iter().map(|(path, from)| format!("{} ({from})", path.display())).collect();
     let mut findings = vec![ok("data", format!("looked for in {}", places.join(", ")))];
+    // What a person named and is not there is a slip of the pen; ./data need not exist.
+    for (path, from) in roots.iter().filter(|(path, from)| !path.is_dir() && *from != "./data") {
+        let what = format!("{} ({from}) is no folder", path.display());
+        findings.push(Finding { name: "data", state: State::Absent, what, mend: Some("look at its spelling".into()) });
+    }
     for set in check::list(common.data.as_deref()) {
         findings.push(match (set.home, set.bring) {
             (Some(home), _) => ok(set.name, home.display().to_string()),

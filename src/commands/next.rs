@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use crate::data::check;
-use crate::error::Result;
+use crate::error::{Result, counted};
 use crate::eval::Common;
 use crate::run::{Run, RunFolder};
 use crate::system::output;
@@ -31,8 +31,10 @@ fn datasets_here(data: Option<&Path>) -> Vec<(&'static str, PathBuf)> {
 
 /// What to measure of a finished run that was trained on `dataset`: on images that are here, and that it does not know.
 pub fn after_run(run: &Path, dataset: &str, data: Option<&Path>) -> Vec<Proposal> {
-    // Where runs are is where commands look by themselves.
-    let of_run = if run == Path::new(LATEST) { String::new() } else { format!(" --run {}", run.display()) };
+    // The newest run is where commands look by themselves.
+    let real = |path: &Path| path.canonicalize().ok();
+    let newest = real(Path::new(LATEST)).is_some_and(|latest| Some(latest) == real(run));
+    let of_run = if newest { String::new() } else { format!(" --run {}", run.display()) };
     let with_data = data.map_or(String::new(), |data| format!(" --data {}", data.display()));
     // A folder of the user's own is asked for by name; of the others the smallest task first.
     let foreign = datasets_here(data).into_iter().filter(|(name, _)| *name != dataset && *name != "image_folder");
@@ -49,7 +51,7 @@ pub fn after_run(run: &Path, dataset: &str, data: Option<&Path>) -> Vec<Proposal
     };
     vec![
         probe,
-        Proposal::new(format!("mcl-eval cohort{of_run}{with_data}"), "do its networks differ, and which one ships?"),
+        Proposal::new(format!("mcl-eval cohort{of_run}{with_data}"), "do its networks differ?"),
         Proposal::new(format!("mcl-eval report{of_run}"), "one page of everything measured"),
     ]
 }
@@ -131,12 +133,12 @@ fn newest_run(data: Option<&Path>) -> (String, Vec<Proposal>) {
     let archs = run.archs();
     let best = (0..archs.len()).filter_map(|m| Some(run.accuracy(m)?.last)).fold(f64::NAN, f64::max);
     let state = format!(
-        "{}: {} on {}, {}, {} epochs, test top-1 {best:.2} % (best network, last epoch)",
+        "{}: {} on {}, {}, {}, test top-1 {best:.2} % (best network, last epoch)",
         run.name,
         archs.join(" and "),
         run.dataset(),
         run.method(),
-        run.metrics.len()
+        counted(run.metrics.len(), "epoch")
     );
     (state, after_run(folder.path(), run.dataset(), data))
 }

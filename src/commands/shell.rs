@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::eval::measures::{MEASURES, one_line};
 use crate::experiment::table::PLANS;
 use crate::recipe::shipped::RECIPES;
-use crate::{data, files, methods, nets};
+use crate::{data, export, files, methods, nets};
 
 /// The arguments a program was started with. Help and version are printed, asked for or in place of a missing command; what is wrong is said
 /// in a line, and the code to leave with comes back.
@@ -49,11 +49,14 @@ impl ShellCommand {
         match self {
             ShellCommand::Completions { shell } => {
                 let name = program.get_name().to_string();
+                let hidden: Vec<String> =
+                    program.get_arguments().filter(|a| a.is_hide_set()).filter_map(|a| Some(format!("--{}", a.get_long()?))).collect();
                 let mut script = vec![];
                 clap_complete::generate(*shell, &mut with_names(program), name.clone(), &mut script);
                 // clap_complete 4.6 has two spellings for the commands of a program with a hyphen in its name: bash would find none.
                 let spelt = |hyphen: &str| format!("{}__subcmd__", name.replace('-', hyphen));
-                print!("{}", String::from_utf8_lossy(&script).replace(&spelt("__subcmd__"), &spelt("__")));
+                let script = String::from_utf8_lossy(&script).replace(&spelt("__subcmd__"), &spelt("__"));
+                print!("{}", without_hidden(script, &hidden));
                 Ok(())
             }
             ShellCommand::Man { out: None } => {
@@ -71,16 +74,26 @@ impl ShellCommand {
     }
 }
 
+/// The script without the flags that help does not show either: bash has them in lists of words, zsh in lines of their own.
+fn without_hidden(script: String, hidden: &[String]) -> String {
+    let about = |line: &str| hidden.iter().any(|flag| line.starts_with(&format!("'{flag}=")));
+    let kept: String = script.lines().filter(|line| !about(line)).map(|line| format!("{line}\n")).collect();
+    hidden.iter().fold(kept, |script, flag| script.replace(&format!(" {flag} "), " "))
+}
+
 /// The same program, in which flags for names know the names. Only for completions: what is typed is checked where the names are used.
 fn with_names(program: Command) -> Command {
     let measure = MEASURES.iter().find(|measure| measure.name == program.get_name());
-    let plans = program.get_name() == "table";
+    let command = program.get_name().to_string();
     let known = |id: &str| -> Vec<&'static str> {
         match id {
             "protocol" => measure.map_or(vec![], |measure| measure.protocols.iter().map(|protocol| protocol.name).collect()),
             // `evidence` takes a file under this word.
-            "plan" if plans => PLANS.iter().map(|plan| plan.name).collect(),
-            "dataset" => data::DATASETS.iter().map(|set| set.name).collect(),
+            "plan" if command == "table" => PLANS.iter().map(|plan| plan.name).collect(),
+            "to" if command == "export" => export::formats(),
+            "dataset" | "to" => data::DATASETS.iter().map(|set| set.name).collect(),
+            "name" if ["check", "fetch"].contains(&command.as_str()) => data::DATASETS.iter().map(|set| set.name).collect(),
+            "device" => vec!["auto", "cpu", "cuda:0"],
             "arch" => nets::archs().map(|arch| arch.name).collect(),
             "recipe" => RECIPES.iter().map(|recipe| recipe.name).collect(),
             "methods" => methods::names(),

@@ -1,6 +1,8 @@
-//! "Did you mean": the known name nearest to a mistyped one, and the words of a reader of TOML as a person would say them.
+//! Words of messages. "Did you mean": the known name nearest to a mistyped one; the words of a reader of TOML as a person would say them;
+//! counts.
 
-/// The name among `known` that was probably meant: a third of its letters may be wrong, and one always.
+/// The name among `known` that was probably meant: a third of its letters may be wrong, and one always. `images_per_class` holds
+/// `per_class`, and that will do too.
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     // Letters alone count: `ResNet-32` is `resnet32`.
     let plain = |text: &str| text.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase).take(LONGEST).collect::<Vec<char>>();
@@ -9,8 +11,10 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
     let near = |other: &'a str| {
         let letters = plain(other);
         let far = distance(&meant, &letters);
+        let holds = |long: &[char], short: &[char]| short.len() >= PART && long.windows(short.len()).any(|part| part == short);
+        let part = holds(&meant, &letters) || holds(&letters, &meant);
         // Two names of one letter have nothing in common.
-        (far <= most(&letters) && far < letters.len().max(meant.len())).then_some((far, other))
+        ((far <= most(&letters) && far < letters.len().max(meant.len())) || part).then_some((far, other))
     };
     let found = known.into_iter().filter_map(near).min_by_key(|(far, _)| *far);
     found.map(|(_, other)| other)
@@ -20,6 +24,14 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
 pub fn did_you_mean<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     nearest(name, known).map_or(String::new(), |meant| format!(" (did you mean `{meant}`?)"))
 }
+
+/// `1 epoch`, `2 epochs`.
+pub fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+/// A part of a name that says enough.
+const PART: usize = 5;
 
 /// A name longer than this was not typed.
 const LONGEST: usize = 80;
@@ -90,6 +102,7 @@ mod tests {
         assert_eq!(nearest("cifar100_resnet-32", recipes), Some("cifar100-resnet32"));
         assert_eq!(nearest("swin", recipes), None);
         assert_eq!(nearest("ResNet-8", ["resnet8", "resnet18"]), Some("resnet8"));
+        assert_eq!(nearest("images_per_class", ["per_class", "image_size"]), Some("per_class"));
         assert_eq!(nearest("x", ["y", "z"]), None);
         assert_eq!(nearest("", ["y"]), None);
         // Kukich 1992: four fifths of slips are one letter changed, left out, put in, or two swapped.

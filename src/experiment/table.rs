@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::plan::{Group, Item, Plan, Setting};
 use super::runner::make_below;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, counted};
 use crate::eval::Common;
 use crate::methods;
 use crate::recipe::{Recipe, shipped};
@@ -295,7 +295,7 @@ pub fn make(items: &[Item], folder: &Path, side_by_side: usize, common: &Common)
             pending.push(place);
         }
     }
-    common.say(format!("{} runs, {} finished", items.len(), items.len() - pending.len()));
+    common.say(format!("{}, {} finished", counted(items.len(), "run"), items.len() - pending.len()));
     if pending.is_empty() { Ok(()) } else { make_below(folder, FOLDER_FLAG, items, pending, side_by_side, &|_, _| Ok(()), common) }
 }
 

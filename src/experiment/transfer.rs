@@ -10,7 +10,7 @@ use super::plan::{Item, Measurement, Work, hash};
 use super::rows::Question;
 use super::runner::make_below;
 use crate::data;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, counted};
 use crate::eval::measures;
 use crate::eval::network::{NetworkArgs, PeerChoice, TrainedNetwork};
 use crate::eval::record::Record;
@@ -94,8 +94,7 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
             pending.push(place);
         }
     }
-    let s = if items.len() == 1 { "" } else { "s" };
-    common.say(format!("{} network{s}, {} measured before", items.len(), items.len() - pending.len()));
+    common.say(format!("{}, {} measured before", counted(items.len(), "network"), items.len() - pending.len()));
     let made = if pending.is_empty() { Ok(()) } else { make_below(&folder, "--out", &items, pending, 1, &|_, _| Ok(()), common) };
     // What is measured is shown even when something failed or a stop was asked for.
     show(&items, &folder, common)?;

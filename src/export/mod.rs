@@ -107,6 +107,11 @@ fn answers(outputs: &Outputs, with_classifier: bool) -> Vec<Tensor> {
     outputs.maps.iter().map(Tensor::shallow_clone).chain(logits).collect()
 }
 
+/// Every format, by its name for `--to`.
+pub fn formats() -> Vec<&'static str> {
+    FORMATS.iter().map(|format| format.name()).collect()
+}
+
 /// Exports every network that the flags name in every format that they name.
 pub fn run(args: &Args, common: &Common) -> Result<()> {
     let mut protocol = Protocol::read(&args.protocol, PROTOCOLS)?;

@@ -14,6 +14,8 @@ use crate::error::Result;
 use crate::files;
 
 const STYLE: &str = include_str!("assets/page.css");
+/// A cell of more letters is a sentence.
+const SENTENCE: usize = 28;
 const SCRIPT: &str = include_str!("assets/page.js");
 
 /// The page; nothing in it is loaded from elsewhere, and a browser is told to refuse anything that would be.
@@ -82,7 +84,8 @@ fn csv(table: &Table, name: &str) -> Result<String> {
 }
 
 fn group(figures: &[Figure]) -> Result<String> {
-    let alone = matches!(figures, [one] if one.is_wide() || one.map.is_some());
+    let roomy = |f: &Figure| f.is_wide() || f.map.is_some();
+    let alone = matches!(figures, [one] if roomy(one));
     let mut out = format!("<div class=\"figures{}\">\n", if alone { " one" } else { "" });
     for f in figures {
         let numbers = f.numbers.as_ref().map(|t| csv(t, &f.name)).transpose()?.unwrap_or_default();
@@ -91,7 +94,8 @@ fn group(figures: &[Figure]) -> Result<String> {
         let sprite = f.map.as_ref().and_then(|map| map.pictures.as_ref()).map_or(String::new(), |sprite| {
             format!("<img class=\"sprite\" hidden alt=\"\" src=\"data:image/jpeg;base64,{}\">", STANDARD.encode(&sprite.data))
         });
-        let _ = writeln!(out, "<figure{map}><div class=\"still\">{}</div>{sprite}{caption}</figure>", picture(f));
+        let class = if roomy(f) { " class=\"roomy\"" } else { "" };
+        let _ = writeln!(out, "<figure{class}{map}><div class=\"still\">{}</div>{sprite}{caption}</figure>", picture(f));
     }
     Ok(out + "</div>\n")
 }
@@ -101,6 +105,9 @@ fn group(figures: &[Figure]) -> Result<String> {
 fn picture(figure: &Figure) -> String {
     if figure.map.is_some() {
         return format!("<p>The page's script draws this map. Without it: figures/{}.svg</p>", escape(&figure.name));
+    }
+    if let Some(narrow) = &figure.narrow {
+        return format!("<div class=\"desk\">{}</div><div class=\"phone\">{narrow}</div>", figure.svg);
     }
     if !figure.foreign {
         return figure.svg.clone();
@@ -137,6 +144,8 @@ fn table(table: &Table, section: &str) -> Result<String> {
             let _ = match c {
                 0 => write!(rows, "<th scope=\"row\"{value}>{shown}</th>"),
                 _ if table.numeric(c) && matches!(cell, Cell::Noted { .. }) => write!(rows, "<td class=\"n b\"{value}>{shown}</td>"),
+                // Squeezed to its longest word, a sentence would make a tall row.
+                _ if !table.numeric(c) && cell.shown().chars().count() > SENTENCE => write!(rows, "<td class=\"l\">{shown}</td>"),
                 _ => write!(rows, "<td{}{value}>{shown}</td>", class(c)),
             };
         }

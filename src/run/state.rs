@@ -4,6 +4,7 @@ use std::fs::{File, TryLockError};
 use std::path::PathBuf;
 
 use super::{RunFolder, column};
+use crate::error::counted;
 
 impl RunFolder {
     /// Does a process train here now?
@@ -24,12 +25,13 @@ impl RunFolder {
             Ok(name) if !self.path().ends_with(&name) => (format!("{shown} ({name})"), self.path().with_file_name(name)),
             _ => (shown.to_string(), self.path().to_path_buf()),
         };
-        let done = column(&self.read_metrics().unwrap_or_default(), "epoch").last().copied().unwrap_or(0.0);
-        let of = recipe.get("train").and_then(|train| train.get("epochs")).map_or(String::new(), |epochs| format!(" of {epochs}"));
+        let done = column(&self.read_metrics().unwrap_or_default(), "epoch").last().copied().unwrap_or(0.0) as usize;
+        let of = recipe.get("train").and_then(|train| train.get("epochs"));
+        let done = of.map_or_else(|| counted(done, "epoch"), |of| format!("{done} of {of} epochs"));
         match self.is_training() {
-            true => format!("{named} is still training, {done}{of} epochs are done"),
+            true => format!("{named} is still training; done so far: {done}"),
             false => {
-                format!("{named} was stopped after {done}{of} epochs; its command with --out {} --resume finishes it", folder.display())
+                format!("{named} was stopped after {done}; its command with --out {} --resume finishes it", folder.display())
             }
         }
     }

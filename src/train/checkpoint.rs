@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use tch::Tensor;
 
 use super::manifest::{self, FORMAT, FileEntry, Manifest, Progress, Splits};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, disk_fault};
 use crate::files;
 use crate::params::{self, Named};
 use crate::recipe::Recipe;
@@ -260,7 +260,7 @@ fn fill(folder: &Path, content: &Content) -> Result<()> {
     let contiguous: Vec<(&str, Tensor)> =
         content.state.iter().map(|(n, t)| (n.as_str(), t.detach().to_device(tch::Device::Cpu).contiguous())).collect();
     Tensor::write_safetensors(&contiguous, &state_path)
-        .map_err(|e| Error::failed(format!("cannot write {}: {e}", state_path.display())))?;
+        .map_err(|e| Error::failed(format!("cannot write {}: {}", state_path.display(), disk_fault(&e))))?;
     let mut entries = BTreeMap::new();
     let mut names = vec![CheckpointFolder::STATE.to_string()];
     for (name, write) in content.extras {

@@ -3,6 +3,7 @@
 use tch::{Device, Tensor};
 
 use crate::data::Batch;
+use crate::error::disk_fault;
 use crate::run::RunFolder;
 use crate::system::ranks::Ranks;
 
@@ -20,6 +21,6 @@ pub fn keep_batches(folder: &RunFolder, step: usize, ranks: Ranks, batches: &[Ba
     let whose = if of_rank.is_none() { "" } else { " of this rank (the others' beside it)" };
     match Tensor::write_safetensors(&tensors, &path) {
         Ok(()) => format!("the batch{whose} is in {}", path.display()),
-        Err(e) => format!("the batch could not be written to {}: {e}", path.display()),
+        Err(e) => format!("the batch could not be written to {}: {}", path.display(), disk_fault(&e)),
     }
 }

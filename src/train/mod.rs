@@ -24,7 +24,7 @@ use std::time::Instant;
 use tch::Device;
 
 use crate::data::{Loader, Split, sampler};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, counted};
 use crate::methods::{Batches, Clock, Needs, Views};
 use crate::nets::Arch;
 use crate::params::{self, Named};
@@ -123,19 +123,19 @@ impl Trainer<'_> {
     fn train(&mut self) -> Result<Summary> {
         let (train, data) = (&self.job.recipe.train, &self.data);
         self.say(&format!(
-            "{} on {}: {} networks ({}), {} training images, {} held out, {} test, batch {}{}, {} epochs, {:?}, {} threads -> {}",
+            "{} on {}: {} ({}), {} training images, {} held out, {} test, batch {}{}, {}, {}, {} -> {}",
             self.job.recipe.method_name(),
             data.dataset.name,
-            self.archs.len(),
+            counted(self.archs.len(), "network"),
             self.job.recipe.cohort.archs.join(", "),
             data.train.len(),
             data.held.as_ref().map_or(0, Split::len),
             data.dataset.test.len(),
             train.batch,
             if self.job.ranks.count() > 1 { format!(" over {} ranks", self.job.ranks.count()) } else { String::new() },
-            self.epochs,
-            self.job.device,
-            self.job.threads,
+            counted(self.epochs, "epoch"),
+            device::name(self.job.device),
+            counted(self.job.threads, "thread"),
             self.job.out.display()
         ))?;
         if self.progress.step == 0 {

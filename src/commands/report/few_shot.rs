@@ -54,5 +54,5 @@ fn figure(records: &[&Record], key: &str, x: &str) -> Result<Figure> {
         ("Mean over draws of the labelled images.", "95 % interval over draws")
     };
     let lines = Lines { title: &title, x, y: "top-1 (%)", series: &series, palette: &palette, band };
-    Ok(lines.figure(format!("few-shot-{}{dataset}", key.trim_end_matches('=')), caption))
+    Ok(lines.figure(format!("few-shot-{}-{dataset}", key.trim_end_matches('=')), caption))
 }

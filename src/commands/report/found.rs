@@ -1,6 +1,6 @@
 //! What was found, in three lines: who leads, by how much, and how sure that is.
 
-use crate::error::Result;
+use crate::error::{Result, counted};
 use crate::eval::record::Record;
 use crate::eval::rows::protocol_of;
 use crate::eval::score::RESAMPLES;
@@ -51,8 +51,8 @@ fn pretraining(runs: &[Run], records: &[&Record]) -> Result<Option<String>> {
             .collect();
         let together = run.last("test.ensemble.top1").filter(|_| networks.len() > 1);
         let together = together.map_or(String::new(), |v| format!(", together {v:.2} %"));
-        let epochs = run.metrics.len();
-        return Ok(Some(format!("{} on {dataset} after {epochs} epochs: {}{together}.", run.method(), networks.join(", "))));
+        let epochs = counted(run.metrics.len(), "epoch");
+        return Ok(Some(format!("{} on {dataset} after {epochs}: {}{together}.", run.method(), networks.join(", "))));
     }
     let mut contenders = vec![];
     for group in table::together(&own, |r| vec![r.method().to_string(), r.archs().join(", ")])? {
@@ -86,17 +86,34 @@ fn measured(records: &[&Record]) -> Result<Option<String>> {
         return Ok(None);
     };
     let mut contenders = vec![];
+    // Several methods are compared by what a method's runs reach; networks of one, or of nobody knows which, by themselves.
+    let by_method = table::together(&group, |r| vec![r.method.clone(), r.arch.clone()])?;
+    let methods = table::together(&group, |r| vec![r.method.clone()])?;
+    if methods.len() > 1 && group.iter().all(|r| !r.method.is_empty()) {
+        for of in by_method {
+            let mut values = vec![];
+            for run in table::together(&of, |r| vec![r.run.clone()])? {
+                values.push(stats::mean_std(&run.iter().map(|r| r.value).collect::<Vec<_>>()).0);
+            }
+            contenders.push(Contender { name: format!("{} ({})", of[0].method, of[0].arch), values, by_image: by_image(&of) });
+        }
+        return Ok(leads(&of_what(&what(group[0])), contenders));
+    }
     for of in table::together(&group, |r| vec![r.run.clone(), r.subject.clone()])? {
         let method = if of[0].method.is_empty() { String::new() } else { format!(" ({})", of[0].method) };
         let value = stats::mean_std(&of.iter().map(|r| r.value).collect::<Vec<_>>()).0;
         contenders.push(Contender { name: format!("{}{method}", of[0].subject), values: vec![value], by_image: by_image(&of) });
     }
-    let parts = what(group[0]);
-    let name = format!("{} ({})", parts[0], parts[1..].iter().filter(|p| !p.is_empty()).cloned().collect::<Vec<_>>().join(", "));
+    let name = of_what(&what(group[0]));
     if let [one] = &contenders[..] {
         return Ok(Some(format!("{} on {name}: {:.2} %.", one.name, one.mean())));
     }
     Ok(leads(&name, contenders))
+}
+
+/// A measurement in words: its dataset, and how it was made.
+fn of_what(parts: &[String]) -> String {
+    format!("{} ({})", parts[0], parts[1..].iter().filter(|p| !p.is_empty()).cloned().collect::<Vec<_>>().join(", "))
 }
 
 /// How often each test image was answered right; none where an answer is missing.

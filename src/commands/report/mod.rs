@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args as ClapArgs;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, counted};
 use crate::eval::Common;
 use crate::eval::record::{self, Record};
 use crate::eval::rows::newest;
@@ -91,11 +91,6 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
         println!("{runs}, {results} -> {}", out.join("report.html").display());
     }
     Ok(())
-}
-
-/// 1 run, 2 runs.
-fn counted(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// Every folder under ./runs that has a finished epoch.

@@ -1,7 +1,7 @@
 //! Which classes are known, and what the others are taken for.
 
 use super::thumbnails::Thumbnails;
-use crate::error::Result;
+use crate::error::{Result, counted};
 use crate::eval::record::Record;
 use crate::eval::rows::protocol_of;
 use crate::report::plot::Heat;
@@ -46,10 +46,10 @@ pub(super) fn section(records: &[&Record], images: &mut Thumbnails) -> Result<Se
         let Some(answers) = Answers::of(best) else { continue };
         let seed = best.seed.map_or(String::new(), |s| format!(", seed {s}"));
         section.text(format!(
-            "{}: {} has the highest top-1 of {} measurements ({}{seed}), {:.2} % of {} test images. The rest is about these answers.",
+            "{}: {} has the highest top-1 of {} ({}{seed}), {:.2} % of {} test images. The rest is about these answers.",
             best.dataset,
             best.subject,
-            of_dataset.len(),
+            counted(of_dataset.len(), "measurement"),
             answers.how(),
             best.value,
             best.n_test

@@ -40,8 +40,10 @@ pub(super) fn section(runs: &[Run]) -> Section {
 
 /// What held-out images would choose among all stages of a network, beside what they choose of its own classifier.
 fn chosen_stages(runs: &[Run]) -> Table {
-    let mut shown =
-        Table::new("Stages chosen on held-out images", &["run", "network", "own classifier", "any stage", "stage", "epoch", "gain"]);
+    let mut shown = Table::new(
+        "Stages chosen on held-out images",
+        &["run", "network", "own classifier (%)", "any stage (%)", "stage", "epoch", "gain (points)"],
+    );
     for run in runs {
         for (m, arch) in run.archs().iter().enumerate() {
             let own = run.accuracy(m).and_then(|a| a.by_holdout);

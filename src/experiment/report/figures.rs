@@ -41,10 +41,10 @@ impl Results<'_> {
             thick: "95 % over test images",
             thin: "95 % over seeds (Student's t)",
         };
-        let seeds: Vec<String> = group.seeds.iter().map(u64::to_string).collect();
-        let caption = match &seeds[..] {
+        let counts = pairs.iter().filter(|p| p.a == against && questions.contains(&&p.question)).map(|p| p.seeds.len());
+        let caption = match &group.seeds[..] {
             [one] => format!("Seed {one} alone: the bars say nothing about other seeds."),
-            many => format!("Paired by seed (n = {}).", many.len()),
+            _ => format!("Paired by seed (n = {}).", from_to(counts)),
         };
         drawn.figure(name, caption)
     }
@@ -85,7 +85,7 @@ impl Results<'_> {
     }
 
     fn draw(&self, group: &Group, name: &str, curves: &Curves) -> Result<Option<Figure>> {
-        let mut series = vec![];
+        let (mut series, mut counts) = (vec![], vec![]);
         for name in group.shown() {
             let of_group = self.runs(name).into_iter().filter(|(seed, _)| group.seeds.contains(seed));
             let runs = of_group.map(|(_, item)| self.run(item)).collect::<Result<Vec<_>>>()?;
@@ -96,6 +96,7 @@ impl Results<'_> {
             };
             let lines: Vec<Vec<f64>> = runs.iter().filter_map(curve).collect();
             let Some(epochs) = lines.iter().map(Vec::len).min() else { continue };
+            counts.push(lines.len());
             let at = |e: usize| lines.iter().map(move |c| c[e]);
             let mean: Vec<f64> = (0..epochs).map(|e| at(e).sum::<f64>() / lines.len() as f64).collect();
             // Where a seed lacks the number there is no mean, and no band either: `min` and `max` would step over it.
@@ -111,7 +112,7 @@ impl Results<'_> {
         }
         let (over, band) = match group.seeds.len() {
             1 => ("Mean over the networks of a run.".to_string(), ""),
-            n => (format!("Mean over networks and {n} seeds."), "from the lowest to the highest seed"),
+            _ => (format!("Mean over networks and seeds (n = {}).", from_to(counts)), "from the lowest to the highest seed"),
         };
         let lines = Lines { title: curves.title, x: "epoch", y: curves.y, series: &series, palette: &self.palette, band };
         Ok(Some(lines.figure(name, format!("{over}{}", curves.more))))
@@ -131,6 +132,17 @@ impl Results<'_> {
             }
         }
         Ok(section)
+    }
+}
+
+/// `3`, or `2 to 3` where some are not finished.
+fn from_to(counts: impl IntoIterator<Item = usize>) -> String {
+    let mut counts: Vec<usize> = counts.into_iter().collect();
+    counts.sort_unstable();
+    match (counts.first(), counts.last()) {
+        (Some(least), Some(most)) if least < most => format!("{least} to {most}"),
+        (Some(all), _) => all.to_string(),
+        _ => "0".to_string(),
     }
 }
 

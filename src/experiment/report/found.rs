@@ -1,12 +1,25 @@
 //! What came out, in three lines: who leads, by how much, and how sure that is.
 
-use super::{Pair, Results};
-use crate::error::Result;
+use super::{Judged, Pair, Results, Verdict};
+use crate::error::{Result, counted};
 use crate::report::table::signed;
 
 impl Results<'_> {
-    /// Of the first group: the leader on its first question, its last setting against its first, and how many differences are shown.
+    /// Who leads so far, and what became of the hypotheses; of a plan without any, how many differences are shown.
     pub(super) fn found(&self) -> Result<Vec<String>> {
+        let mut lines = self.led()?;
+        if lines.is_empty() {
+            lines.push("Who leads is not known yet: no two settings are finished.".to_string());
+        }
+        if let Some(line) = expected(&self.judged()?) {
+            lines.truncate(2);
+            lines.push(line);
+        }
+        Ok(lines)
+    }
+
+    /// Of the first group: the leader on its first question, its last setting against its first, and how many differences are shown.
+    fn led(&self) -> Result<Vec<String>> {
         let group = &self.plan.groups[0];
         let questions = self.questions();
         let names: Vec<&str> = group.settings.iter().map(|s| s.name.as_str()).collect();
@@ -23,7 +36,10 @@ impl Results<'_> {
         let what = question.shown().replacen(": ", ", ", 1);
         let mut lines = vec![format!("{leader} has the highest mean on {what}: {best:.2} %. {second} follows with {next:.2} %.")];
         if let Some(pair) = self.pair(question, second, leader)? {
-            lines[0] += &format!(" The lead is {} points: {}.", signed(pair.difference), sure(&pair));
+            // Means of other seeds differ by something else than the paired difference.
+            let alike = [leader, second].iter().all(|name| self.values(name, question).len() == pair.seeds.len());
+            let on = if alike { String::new() } else { format!(", on what both have ({})", counted(pair.seeds.len(), "seed")) };
+            lines[0] += &format!(" The lead is {} points{on}: {}.", signed(pair.difference), sure(&pair));
         }
         let (first, last) = (names[0], names[names.len() - 1]);
         let mut pairs = vec![];
@@ -35,26 +51,40 @@ impl Results<'_> {
         let own: Vec<&Pair> = pairs.iter().filter(|p| p.b == last).collect();
         if let Some(pair) = own.first().filter(|_| last != first) {
             let ahead = own.iter().filter(|p| p.difference > 0.0).count();
-            lines.push(format!(
-                "{last} against {first}: {} points there ({}); ahead in {ahead} of {} measurements.",
-                signed(pair.difference),
-                sure(pair),
-                own.len()
-            ));
+            let there =
+                format!(": {} points there ({}); ahead in {ahead} of {} measurements.", signed(pair.difference), sure(pair), own.len());
+            let same = (leader, second) == (last, first);
+            lines.push(match same {
+                true => format!("{last} is ahead of {first} in {ahead} of {} measurements.", own.len()),
+                false => format!("{last} against {first}{there}"),
+            });
         }
         let shown = pairs.iter().filter(|p| is_shown(p)).count();
         let seeds = pairs.iter().map(|p| p.seeds.len()).max().unwrap_or(0);
         lines.push(format!(
-            "Of {} differences to {first}, {} both over {seeds} seeds and over test images; nothing is corrected for their number.",
+            "Of {} differences to {first}, {} both over {} and over test images; nothing is corrected for their number.",
             pairs.len(),
             match shown {
                 0 => "none leaves out zero".to_string(),
                 1 => "1 leaves out zero".to_string(),
                 n => format!("{n} leave out zero"),
-            }
+            },
+            counted(seeds, "seed")
         ));
         Ok(lines)
     }
+}
+
+/// What became of the hypotheses, the primary one first; none where there are none.
+fn expected(judged: &[Judged]) -> Option<String> {
+    let primary = judged.first()?;
+    let verdicts = [Verdict::Shown, Verdict::OtherWay, Verdict::NotShown, Verdict::Open].map(|verdict| {
+        let count = judged.iter().filter(|j| j.verdict == verdict).count();
+        (count > 0).then(|| format!("{count} {}", verdict.words()))
+    });
+    let verdicts: Vec<String> = verdicts.into_iter().flatten().collect();
+    let (count, says) = (counted(judged.len(), "expectation"), primary.says.trim_end_matches('.'));
+    Some(format!("Of {count} written down before: {}. The primary one ({says}): {}.", verdicts.join(", "), primary.verdict.words()))
 }
 
 /// Do both intervals leave out zero? One seed shows nothing of others.
@@ -74,5 +104,18 @@ fn sure(pair: &Pair) -> String {
             Some((low, high)) => format!("95 % over test images {} to {}; one seed, so others may differ", signed(low), signed(high)),
             None => "one seed, without an interval".to_string(),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hypotheses_are_told_in_a_line() {
+        let of = |verdict| Judged { says: "a leads b".into(), pair: None, p: None, verdict, seeds: 3 };
+        assert_eq!(expected(&[]), None);
+        let told = expected(&[of(Verdict::NotShown), of(Verdict::Open), of(Verdict::Open)]).unwrap();
+        assert_eq!(told, "Of 3 expectations written down before: 1 not shown, 2 open. The primary one (a leads b): not shown.");
     }
 }

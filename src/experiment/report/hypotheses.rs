@@ -104,7 +104,8 @@ impl Results<'_> {
                 Cell::text(format!("{} of {}", pair.map_or(0, |p| p.seeds.len()), judged.seeds)),
             ]);
         }
-        Ok(table)
+        // Of what is open there are no numbers yet.
+        Ok(table.without_empty_columns())
     }
 
     pub(super) fn hypotheses(&self) -> Result<Section> {

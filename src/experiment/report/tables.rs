@@ -42,7 +42,7 @@ impl Results<'_> {
             return Ok(section);
         }
         section.table(self.across(group)?);
-        section.text("Mean ± standard deviation over seeds; the value of a seed is the mean over the cohort's networks. The first number is the paired difference in points with its 95 % interval (Student's t over seeds).");
+        section.text("Mean ± standard deviation over seeds; the value of a seed is the mean over the cohort's networks. The first number is the difference in points on the seeds that both have, with its 95 % interval (Student's t over seeds).");
         let all: Vec<&Question> = questions.iter().collect();
         let gains = self.gains(&pairs, group, &group.settings[0].name, &all, format!("gains{place}"));
         section.figures([vec![gains], self.curves(group, place)?].concat());

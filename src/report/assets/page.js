@@ -266,7 +266,18 @@
     drawAll();
   }
 
+  // ---- Figures: a finger has no hover, so a tap on a cell or a point tells what it is.
+  function told(still) {
+    var said = make('p', { class: 'chosen', role: 'status' });
+    still.addEventListener('click', function (e) {
+      var title = e.target.querySelector(':scope>title');
+      said.textContent = title ? title.textContent : '';
+      if (said.textContent) still.after(said); else said.remove();
+    });
+  }
+
   document.querySelectorAll('.table').forEach(table);
+  document.querySelectorAll('.still').forEach(told);
   document.querySelectorAll('nav').forEach(contents);
   document.querySelectorAll('figure[data-map]').forEach(map);
 })();

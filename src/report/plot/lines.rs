@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Anchor, Canvas, DASHES, Figure, below, heading, label, legend, range, ticks};
+use super::{Anchor, CHART, Canvas, DASHES, Figure, below, heading, label, legend, range, ticks};
 use crate::report::colours::{LIGHT, Palette};
 use crate::report::text;
 use crate::report::{Cell, Table};
@@ -34,7 +34,6 @@ pub struct Lines<'a> {
     pub band: &'a str,
 }
 
-const WIDTH: f64 = 560.0;
 const PLOT: f64 = 250.0;
 /// Up to so many points a line each is marked.
 const MARKED: usize = 16;
@@ -42,8 +41,8 @@ const MARKED: usize = 16;
 const NAMED: usize = 12;
 /// From label to label.
 const APART: f64 = 13.0;
-/// What labels at the right may take.
-const LABELS: f64 = 190.0;
+/// What labels at the right may take of a chart's width; longer ones of a narrow chart are in a legend.
+const LABELS: f64 = 0.34;
 
 impl Series {
     fn end(&self) -> Option<(f64, f64)> {
@@ -54,7 +53,7 @@ impl Series {
 impl Lines<'_> {
     /// The chart with its numbers.
     pub fn figure(&self, name: impl Into<String>, caption: impl Into<String>) -> Figure {
-        Figure::new(name, caption, self.draw()).of(self.numbers())
+        Figure::chart(name, caption, |width| self.draw(width)).of(self.numbers())
     }
 
     fn numbers(&self) -> Table {
@@ -69,39 +68,41 @@ impl Lines<'_> {
         table.without_empty_columns()
     }
 
-    fn draw(&self) -> String {
+    fn draw(&self, width: f64) -> String {
         let finite = |v: &f64| v.is_finite();
         let xs: Vec<f64> = self.series.iter().flat_map(|s| s.points.iter().map(|p| p.0)).filter(finite).collect();
         let bands = |s: &Series| s.band.iter().flat_map(|b| [b.0, b.1]).collect::<Vec<_>>();
         let ys: Vec<f64> =
             self.series.iter().flat_map(|s| s.points.iter().map(|p| p.1).chain(bands(s)).collect::<Vec<_>>()).filter(finite).collect();
         let ((x0, x1), (y0, y1)) = (range(&xs, 0.0), range(&ys, 0.05));
-        let lines = heading(self.title, WIDTH - 24.0);
+        let lines = heading(self.title, width - 24.0);
         let top = below(&lines);
         let names: Vec<&str> = self.series.iter().map(|s| s.name.as_str()).collect();
-        let direct = self.series.len() <= NAMED && self.series.iter().all(|s| s.end().is_some());
-        let longest = names.iter().map(|n| text::width(n, 11.0, false)).fold(0.0, f64::max).min(LABELS);
+        let (room, longest) = (LABELS * width, names.iter().map(|n| text::width(n, 11.0, false)).fold(0.0, f64::max));
+        let direct = self.series.len() <= NAMED && self.series.iter().all(|s| s.end().is_some()) && (width == CHART || longest <= room);
+        let longest = longest.min(room);
         let (left, right) = (62.0, if direct { longest + 26.0 } else { 14.0 });
-        let px = |x: f64| left + (x - x0) / (x1 - x0) * (WIDTH - left - right);
+        let px = |x: f64| left + (x - x0) / (x1 - x0) * (width - left - right);
         let py = |y: f64| top + PLOT - (y - y0) / (y1 - y0) * PLOT;
-        let places = if direct { vec![] } else { legend(&names, WIDTH - left - 14.0, 38.0) };
+        let edge = if width < CHART { 12.0 } else { left };
+        let places = if direct { vec![] } else { legend(&names, width - edge - 14.0, 38.0) };
         let rows = places.last().map_or(0, |p| p.1 + 1);
         // Of one run a band has no height: nothing is drawn that a legend could explain.
         let drawn = |s: &Series| s.band.len() > 1 && s.band.iter().any(|(low, high)| high > low);
         let banded = !self.band.is_empty() && self.series.iter().any(drawn);
-        let mut c = Canvas::new(WIDTH, top + PLOT + 44.0 + 18.0 * (rows + usize::from(banded)) as f64);
+        let mut c = Canvas::new(width, top + PLOT + 44.0 + 18.0 * (rows + usize::from(banded)) as f64);
         c.title(12.0, &lines);
         for y in ticks(y0, y1, 5) {
-            c.line(left, py(y), WIDTH - right, py(y));
+            c.line(left, py(y), width - right, py(y));
             c.text(left - 6.0, py(y) + 4.0, 11.0, Anchor::End, &label(y));
         }
         // Epochs are whole: no tick between them.
         let whole = xs.iter().all(|x| x.fract() == 0.0);
-        for x in ticks(x0, x1, 7).into_iter().filter(|x| !whole || x.fract() == 0.0) {
+        for x in ticks(x0, x1, (width / 80.0) as usize).into_iter().filter(|x| !whole || x.fract() == 0.0) {
             c.line(px(x), top + PLOT, px(x), top + PLOT + 4.0);
             c.text(px(x), top + PLOT + 17.0, 11.0, Anchor::Middle, &label(x));
         }
-        c.text((left + WIDTH - right) / 2.0, top + PLOT + 34.0, 12.0, Anchor::Middle, self.x);
+        c.text((left + width - right) / 2.0, top + PLOT + 34.0, 12.0, Anchor::Middle, self.x);
         c.turned(14.0, top + PLOT / 2.0, 12.0, Anchor::Middle, self.y);
         let styles = self.palette.styles(&names);
         for (series, (colour, _)) in self.series.iter().zip(&styles) {
@@ -132,7 +133,7 @@ impl Lines<'_> {
             let ends: Vec<(f64, f64)> = self.series.iter().filter_map(Series::end).map(|(x, y)| (px(x), py(y))).collect();
             let at = apart(&ends.iter().map(|e| e.1).collect::<Vec<_>>(), top + 4.0, top + PLOT);
             for (((name, (colour, style)), end), y) in names.iter().zip(&styles).zip(ends).zip(at) {
-                let x = WIDTH - right + 8.0;
+                let x = width - right + 8.0;
                 let _ = writeln!(
                     c.body,
                     r#"<path d="M{:.1} {:.1}L{x:.1} {y:.1}h6" fill="none" stroke="{colour}" stroke-dasharray="1 3"/>"#,
@@ -140,23 +141,23 @@ impl Lines<'_> {
                     end.1
                 );
                 c.marker(x + 6.0, y, 2.8, *style, colour, name);
-                c.text(x + 12.0, y + 4.0, 11.0, Anchor::Start, &text::cut(name, 11.0, false, LABELS));
+                c.text(x + 12.0, y + 4.0, 11.0, Anchor::Start, &text::cut(name, 11.0, false, room));
             }
         }
         for ((name, (colour, style)), (x, line)) in names.iter().zip(&styles).zip(&places) {
-            let (lx, ly) = (left + x, top + PLOT + 54.0 + 18.0 * *line as f64);
+            let (lx, ly) = (edge + x, top + PLOT + 54.0 + 18.0 * *line as f64);
             let _ = writeln!(c.body, r#"<path d="M{lx:.1} {:.1}h18" stroke="{colour}" stroke-width="2.4"{}/>"#, ly - 4.0, dashed(*style));
-            c.text(lx + 22.0, ly, 11.0, Anchor::Start, name);
+            c.text(lx + 22.0, ly, 11.0, Anchor::Start, &text::cut(name, 11.0, false, width - edge - 36.0));
         }
         if banded {
             let y = top + PLOT + 54.0 + 18.0 * rows as f64;
             let _ = writeln!(
                 c.body,
-                r#"<rect x="{left:.1}" y="{:.1}" width="18" height="9" fill="{}" fill-opacity="0.3"/>"#,
+                r#"<rect x="{edge:.1}" y="{:.1}" width="18" height="9" fill="{}" fill-opacity="0.3"/>"#,
                 y - 8.0,
                 LIGHT.soft
             );
-            c.soft(left + 22.0, y, 11.0, Anchor::Start, &text::cut(self.band, 11.0, false, WIDTH - left - 40.0));
+            c.soft(edge + 22.0, y, 11.0, Anchor::Start, &text::cut(self.band, 11.0, false, width - edge - 30.0));
         }
         c.finish(self.title)
     }

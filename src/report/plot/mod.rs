@@ -32,6 +32,8 @@ pub struct Figure {
     pub caption: String,
     /// The picture.
     pub svg: String,
+    /// The same for a page as narrow as a phone; where there is none, the picture keeps its width and scrolls.
+    pub narrow: Option<String>,
     /// Was it read from a file? Then a page shows it as an image, in which no script runs.
     pub foreign: bool,
     /// The numbers it was drawn from.
@@ -43,8 +45,9 @@ pub struct Figure {
 /// How the first element of every figure of ours begins.
 const GROUND: &str = "<rect class=\"ground\"";
 
-/// Line charts are 560 wide and stay readable on a phone.
-const WIDE: f64 = 600.0;
+/// How wide charts are on a desk, and on a phone: letters have their size on either. What is wider has a row of its own.
+const CHART: f64 = 560.0;
+const PHONE: f64 = 360.0;
 
 /// DejaVu Sans cut down to the characters figures use: pictures look the same on machines without fonts.
 static FONT: &[u8] = include_bytes!("../assets/DejaVuSans-subset.ttf");
@@ -52,7 +55,12 @@ static FONT: &[u8] = include_bytes!("../assets/DejaVuSans-subset.ttf");
 impl Figure {
     /// A figure whose file is called by `name`, made fit for a file system.
     pub fn new(name: impl Into<String>, caption: impl Into<String>, svg: String) -> Figure {
-        Figure { name: file_stem(&name.into()), caption: caption.into(), svg, foreign: false, numbers: None, map: None }
+        Figure { name: file_stem(&name.into()), caption: caption.into(), svg, narrow: None, foreign: false, numbers: None, map: None }
+    }
+
+    /// A chart that is drawn for a desk and for a phone.
+    fn chart(name: impl Into<String>, caption: impl Into<String>, draw: impl Fn(f64) -> String) -> Figure {
+        Figure { narrow: Some(draw(PHONE)), ..Figure::new(name, caption, draw(CHART)) }
     }
 
     /// The figure with the numbers it was drawn from.
@@ -77,10 +85,10 @@ impl Figure {
         Figure { foreign: true, ..Figure::new(name, caption, svg) }
     }
 
-    /// Does it need a row of its own, and on a phone more width than there is?
+    /// Does it need a row of its own?
     pub fn is_wide(&self) -> bool {
         let width = self.svg.split_once(" width=\"").and_then(|(_, rest)| rest.split('"').next()?.parse::<f64>().ok());
-        width.is_some_and(|w| w > WIDE)
+        width.is_some_and(|w| w > CHART)
     }
 
     /// The figure as PNG, `scale` pixels per unit.

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::{Anchor, Canvas, Figure, below, heading, label, legend, range, ticks};
 use crate::report::colours::{LIGHT, Palette, ZERO};
 use crate::report::table::signed;
-use crate::report::{Cell, Table};
+use crate::report::{Cell, Table, text};
 
 /// A value with a thick and a thin interval, of two kinds.
 #[derive(Debug, Clone, Copy)]
@@ -36,7 +36,6 @@ pub struct Whiskers<'a> {
     pub thin: &'a str,
 }
 
-const WIDTH: f64 = 560.0;
 /// Of a row's name, and of each of its values.
 const NAME: f64 = 18.0;
 const EACH: f64 = 12.0;
@@ -44,7 +43,7 @@ const EACH: f64 = 12.0;
 impl Whiskers<'_> {
     /// The figure with its numbers.
     pub fn figure(&self, name: impl Into<String>, caption: impl Into<String>) -> Figure {
-        Figure::new(name, caption, self.draw()).of(self.numbers())
+        Figure::chart(name, caption, |width| self.draw(width)).of(self.numbers())
     }
 
     fn numbers(&self) -> Table {
@@ -72,9 +71,9 @@ impl Whiskers<'_> {
         table.without_empty_columns()
     }
 
-    fn draw(&self) -> String {
+    fn draw(&self, width: f64) -> String {
         let (left, right) = (16.0, 16.0);
-        let lines = heading(self.title, WIDTH - 24.0);
+        let lines = heading(self.title, width - 24.0);
         let top = below(&lines);
         let height = |row: &(String, Vec<Option<Whisker>>)| NAME + 8.0 + EACH * row.1.len() as f64;
         let plot: f64 = self.rows.iter().map(height).sum();
@@ -83,20 +82,20 @@ impl Whiskers<'_> {
         let all: Vec<f64> =
             self.rows.iter().flat_map(|r| r.1.iter().flatten().flat_map(ends)).chain([0.0]).filter(|v| v.is_finite()).collect();
         let (x0, x1) = range(&all, 0.04);
-        let px = |x: f64| left + (x - x0) / (x1 - x0) * (WIDTH - left - right);
+        let px = |x: f64| left + (x - x0) / (x1 - x0) * (width - left - right);
         let drawn = |of: &dyn Fn(&Whisker) -> bool| self.rows.iter().any(|r| r.1.iter().flatten().any(of));
         let bars: Vec<(&str, f64)> = [(self.thick, 4.0, drawn(&|w| w.thick.is_some())), (self.thin, 1.4, drawn(&|w| w.thin.is_some()))]
             .into_iter()
             .filter(|(name, _, there)| *there && !name.is_empty())
             .map(|(name, stroke, _)| (name, stroke))
             .collect();
-        let places = legend(self.series, WIDTH - 30.0, 32.0);
+        let places = legend(self.series, width - 30.0, 32.0);
         let named = places.last().map_or(0, |p| p.1 + 1);
-        let of_bars = legend(&bars.iter().map(|b| b.0).collect::<Vec<_>>(), WIDTH - 30.0, 46.0);
+        let of_bars = legend(&bars.iter().map(|b| b.0).collect::<Vec<_>>(), width - 30.0, 46.0);
         let more = of_bars.last().map_or(0, |p| p.1 + 1);
-        let mut c = Canvas::new(WIDTH, top + plot + 48.0 + 18.0 * (named + more) as f64);
+        let mut c = Canvas::new(width, top + plot + 48.0 + 18.0 * (named + more) as f64);
         c.title(12.0, &lines);
-        for x in ticks(x0, x1, 8) {
+        for x in ticks(x0, x1, (width / 70.0) as usize) {
             c.line(px(x), top, px(x), top + plot);
             c.text(px(x), top + plot + 16.0, 11.0, Anchor::Middle, &label(x));
         }
@@ -105,7 +104,7 @@ impl Whiskers<'_> {
         let styles = self.palette.styles(&names);
         let mut y = top;
         for row in self.rows {
-            c.before(left, y + 14.0, 11.0, &row.0);
+            c.before(left, y + 14.0, 11.0, &text::cut(&row.0, 11.0, false, width - left - right));
             for (i, whisker) in row.1.iter().enumerate() {
                 let at = y + NAME + EACH * (i as f64 + 0.5);
                 let (Some(w), (colour, style)) = (whisker, styles[i]) else { continue };
@@ -119,11 +118,11 @@ impl Whiskers<'_> {
             }
             y += height(row);
         }
-        c.text(WIDTH / 2.0, top + plot + 34.0, 12.0, Anchor::Middle, self.x);
+        c.text(width / 2.0, top + plot + 34.0, 12.0, Anchor::Middle, self.x);
         for ((name, (colour, style)), (x, line)) in names.iter().zip(&styles).zip(places) {
             let (lx, ly) = (20.0 + x, top + plot + 56.0 + 18.0 * line as f64);
             c.marker(lx, ly - 4.0, 4.0, *style, colour, name);
-            c.text(lx + 9.0, ly, 11.0, Anchor::Start, name);
+            c.text(lx + 9.0, ly, 11.0, Anchor::Start, &text::cut(name, 11.0, false, width - 40.0));
         }
         for ((name, stroke), (x, line)) in bars.iter().zip(of_bars) {
             let (lx, ly) = (16.0 + x, top + plot + 56.0 + 18.0 * (named + line) as f64);
