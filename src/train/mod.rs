@@ -335,14 +335,13 @@ impl Trainer<'_> {
         }
         let networks = |acc: &CohortAccuracy| acc.networks().iter().map(|a| format!("{:.2}", a.top1())).collect::<Vec<_>>().join(" ");
         let holdout = held.map_or(String::new(), |h| format!(", held out {}", networks(h)));
+        // Top-1 in percent; a pair's line fits 80 columns. The speed is in the lines between and in the metrics.
         self.say(&format!(
-            "epoch {}/{}: loss {:.4}, test top-1 {} (ensemble {:.2}){holdout}, {:.0} images/s",
+            "epoch {}/{}: loss {loss:.2}, test {} (ensemble {:.2}){holdout}",
             epoch + 1,
             self.epochs,
-            loss,
             networks(test),
-            test.ensemble.top1(),
-            per_step / seconds
+            test.ensemble.top1()
         ))?;
         self.progress.rows.push(row);
         for remark in self.engine.method.remarks(&metrics::epochs(&self.progress.rows)) {

@@ -52,7 +52,7 @@ pub(super) fn section(runs: &[Run]) -> Result<Section> {
     let (added, left_out) = added(runs)?;
     if !added.rows.is_empty() {
         section.table(added);
-        section.text("In training all networks of a run are counted together, with the usual number of classes. Multiply-adds are of one image, forward; a part whose maps only the method knows has none. Nothing but the networks ships.");
+        section.text("In training all networks of a run are counted together, with the usual number of classes; runs that are alike in this stand once. Multiply-adds are of one image, forward; a part whose maps only the method knows has none. Nothing but the networks ships.");
     }
     for line in left_out {
         section.text(line);
@@ -62,8 +62,10 @@ pub(super) fn section(runs: &[Run]) -> Result<Section> {
 
 /// What each method adds to its networks, once for each method, its options and networks; and a line for every run where it cannot be counted.
 fn added(runs: &[Run]) -> Result<(Table, Vec<String>)> {
-    let mut shown =
-        Table::new("In training", &["method", "networks", "part", "million parameters", "million multiply-adds", "% of the networks'"]);
+    let mut shown = Table::new(
+        "In training",
+        &["run", "method", "networks", "part", "million parameters", "million multiply-adds", "% of the networks'"],
+    );
     let (mut known, mut left_out): (Vec<Vec<Vec<Cell>>>, Vec<String>) = (vec![], vec![]);
     for run in runs {
         let path = run.folder.recipe();
@@ -91,7 +93,7 @@ fn added(runs: &[Run]) -> Result<(Table, Vec<String>)> {
         });
         let rows: Vec<Vec<Cell>> = rows.collect();
         if !known.contains(&rows) {
-            rows.iter().for_each(|row| shown.push(row.clone()));
+            rows.iter().for_each(|row| shown.push([&[Cell::text(&run.name)], &row[..]].concat()));
             known.push(rows);
         }
     }
