@@ -173,7 +173,7 @@ fn probe(params: &Params, threads: usize) -> impl FnMut() -> f64 {
         let passes = Loader::new(&split, order.chunks(256).map(<[u32]>::to_vec).collect(), transform.clone(), 1, 1, number, 0);
         let passes = passes.map(|batch| batch.map(|batch| (batch.views[0].shallow_clone(), batch.labels)));
         let step = |answer: Answer, labels: Tensor| {
-            heads.epoch(&answer.features, &labels, 64, 1.0);
+            heads.steps(&answer.features, &labels, 64, 1.0);
             Ok(())
         };
         extractor.each(passes, step).expect("an epoch");

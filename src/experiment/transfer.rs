@@ -73,13 +73,10 @@ pub fn run(args: &Args, common: &Common) -> Result<()> {
             let recipe = RunFolder::at(path).recipe();
             return Err(Error::input(format!("{} is no run: there is no {}; accepted: {NETWORKS}", path.display(), recipe.display())));
         }
-        let opened = NetworkArgs::at(path, given).open(common, PeerChoice::Best);
-        let opened = if path.exists() {
-            opened
-        } else {
-            Err(Error::input(format!("no run at {}, and no file; accepted: {NETWORKS}", path.display())))
-        };
-        for network in opened? {
+        if !path.exists() {
+            return Err(Error::input(format!("no run at {}, and no file; accepted: {NETWORKS}", path.display())));
+        }
+        for network in NetworkArgs::at(path, given).open(common, PeerChoice::Best)? {
             try_out(&network, &lines, common)?;
             let item = item(&network, given, &lines, &folder);
             if items.iter().any(|other| other.hash == item.hash) {

@@ -87,10 +87,9 @@ fn measured(records: &[&Record]) -> Result<Option<String>> {
     };
     let mut contenders = vec![];
     // Several methods are compared by what a method's runs reach; networks of one, or of nobody knows which, by themselves.
-    let by_method = table::together(&group, |r| vec![r.method.clone(), r.arch.clone()])?;
     let methods = table::together(&group, |r| vec![r.method.clone()])?;
     if methods.len() > 1 && group.iter().all(|r| !r.method.is_empty()) {
-        for of in by_method {
+        for of in table::together(&group, |r| vec![r.method.clone(), r.arch.clone()])? {
             let mut values = vec![];
             for run in table::together(&of, |r| vec![r.run.clone()])? {
                 values.push(stats::mean_std(&run.iter().map(|r| r.value).collect::<Vec<_>>()).0);

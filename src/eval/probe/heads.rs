@@ -57,7 +57,7 @@ impl Heads {
     }
 
     /// Steps on all rows of `x` `[N, D]`, `y` `[N]`, `batch` at a time and the last with what is left.
-    pub fn epoch(&mut self, x: &Tensor, y: &Tensor, batch: i64, factor: f64) {
+    pub fn steps(&mut self, x: &Tensor, y: &Tensor, batch: i64, factor: f64) {
         for (x, y) in x.split(batch, 0).iter().zip(y.split(batch, 0)) {
             self.step(x, &y, factor);
         }

@@ -78,7 +78,7 @@ impl Paper {
         };
         let passes = (0..self.epochs).flat_map(|e| epoch(e).unwrap_or_else(|error| Box::new(std::iter::once(Err(error)))));
         extractor.each(passes, |answer, (labels, factor)| {
-            heads.epoch(&answer.features, &labels, self.batch as i64, factor);
+            heads.steps(&answer.features, &labels, self.batch as i64, factor);
             progress.add(labels.size()[0] as usize);
             Ok(())
         })?;
