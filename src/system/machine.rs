@@ -74,11 +74,19 @@ pub fn built_with() -> &'static Path {
     Path::new(env!("MCL_LIBTORCH_LIB"))
 }
 
-/// The processor's name.
+/// The processor's name, with family and model: a virtual machine may hide the rest of the name, and roundings differ by kind.
 pub fn cpu_model() -> String {
-    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = info.lines().find(|l| l.starts_with("model name")).and_then(|l| l.split_once(':'));
-    model.map_or_else(|| "unknown".to_string(), |(_, name)| name.trim().to_string())
+    processor(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default())
+}
+
+/// The first processor of a /proc/cpuinfo.
+fn processor(info: &str) -> String {
+    let value = |key: &str| info.lines().find_map(|l| l.split_once(':').filter(|(k, _)| k.trim() == key).map(|(_, v)| v.trim()));
+    match (value("model name"), value("cpu family"), value("model")) {
+        (Some(name), Some(family), Some(model)) => format!("{name} (family {family}, model {model})"),
+        (Some(name), ..) => name.to_string(),
+        _ => "unknown".to_string(),
+    }
 }
 
 /// All memory of the machine; 0 where there is no /proc.
@@ -91,6 +99,14 @@ fn memory_mb() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_processor_is_told_by_family_and_model_where_its_name_is_hidden() {
+        let info = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n";
+        assert_eq!(processor(info), "AMD EPYC (family 26, model 2)");
+        assert_eq!(processor("model name\t: Apple M1\n"), "Apple M1");
+        assert_eq!(processor(""), "unknown");
+    }
 
     #[test]
     fn a_run_that_goes_on_keeps_how_it_began() {
