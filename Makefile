@@ -95,7 +95,7 @@ $(PEERS_VENV)/ready: benches/peers/requirements.txt
 	@touch $@
 
 evidence: build ## Make what is missing of reports/evidence: runs, measurements, report (hours; stops and goes on at any point)
-	@$(BIN)/mcl-eval evidence $(PLAN) --threads 1 --jobs $(JOBS) --device $(DEVICE) $(if $(OUT),--out $(OUT),--readme src/experiment/README.md) $(if $(DATA),--data $(DATA)) $(ARGS)
+	@$(BIN)/mcl-eval evidence $(PLAN) --threads 1 --jobs $(JOBS) --device $(DEVICE) $(if $(OUT),--out $(OUT),--readme README.md --readme src/experiment/README.md) $(if $(DATA),--data $(DATA)) $(ARGS)
 
 table: build ## Make a table or figure of the paper (PLAN=cifar100-same SCALE=small|paper; `mcl-train list plans`)
 	@$(BIN)/mcl-eval table $(PLAN) --scale $(SCALE) --threads 1 --jobs $(JOBS) --device $(DEVICE) $(if $(OUT),--out $(OUT)) $(if $(DATA),--data $(DATA)) $(foreach s,$(SET),--set '$(s)') $(ARGS)

@@ -44,6 +44,19 @@ title = "Changes"
 seeds = [1]
 against = ["dml"]
 setting = [{ name = "warm", set = ["method.name=dml", "method.temperature=2.0"] }]
+[[group]]
+title = "Layers"
+seeds = [1, 2]
+against = ["dml"]
+setting = [{ name = "layers", set = ["method.name=l_mcl"] }]
+[[group]]
+title = "Half"
+seeds = [1]
+against = ["baseline_half"]
+setting = [
+  { name = "baseline_half", set = ["data.fraction=0.025"] },
+  { name = "dml_half", set = ["method.name=dml", "data.fraction=0.025"] },
+]
 [[together]]
 name = "map"
 settings = ["baseline", "dml"]
@@ -118,13 +131,24 @@ fn what_is_finished_is_kept_and_what_is_stopped_goes_on() {
     assert_eq!(child.wait().unwrap().code(), Some(75));
     let units = |rows: &[csv::StringRecord]| rows.iter().map(|r| r[0].to_string()).collect::<std::collections::BTreeSet<_>>();
     let before = units(&rows(home));
-    assert!(!before.is_empty() && before.len() < 6, "{before:?}");
+    let wanted = [
+        "baseline-seed1",
+        "baseline-seed2",
+        "baseline_half-seed1",
+        "dml-seed1",
+        "dml-seed2",
+        "dml_half-seed1",
+        "layers-seed1",
+        "layers-seed2",
+        "map",
+        "warm-seed1",
+    ];
+    assert!(!before.is_empty() && before.len() < wanted.len(), "{before:?}");
 
     let output = evidence(home, &["--jobs", "2"]).output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
-    assert_eq!(begun(&output), 6 - before.len(), "{}", text(&output));
+    assert_eq!(begun(&output), wanted.len() - before.len(), "{}", text(&output));
     let all = rows(home);
-    let wanted = ["baseline-seed1", "baseline-seed2", "dml-seed1", "dml-seed2", "map", "warm-seed1"];
     assert_eq!(units(&all).into_iter().collect::<Vec<_>>(), wanted);
     // Two networks and their ensemble, two probes.
     assert_eq!(all.iter().filter(|r| &r[0] == "dml-seed2").count(), 5, "{all:?}");
@@ -153,6 +177,7 @@ fn what_is_finished_is_kept_and_what_is_stopped_goes_on() {
     assert!(!clone.path().join("runs").exists());
     let report = |at: &Path| std::fs::read_to_string(at.join("kept/report.md")).unwrap();
     assert_eq!(report(home), report(clone.path()));
+    the_page_shows_what_is_kept(&report(home), &all, home);
 
     // The main table goes where it is asked for.
     let shown = home.join("shown.md");
@@ -165,20 +190,68 @@ fn what_is_finished_is_kept_and_what_is_stopped_goes_on() {
         "{table}"
     );
 
-    // The tables are those of the rows.
-    let mean = |unit: &str| {
-        let own: Vec<f64> =
-            all.iter().filter(|r| &r[0] == unit && &r[5] == "accuracy" && !r[4].is_empty()).map(|r| r[10].parse().unwrap()).collect();
-        own.iter().sum::<f64>() / own.len() as f64
-    };
-    let difference = (mean("dml-seed1") - mean("baseline-seed1") + mean("dml-seed2") - mean("baseline-seed2")) / 2.0;
-    assert!(report(home).contains(&format!("{difference:+.2} [")), "{difference}: {}", report(home));
-
     // Another recipe means other units, and a run folder of the old one is not gone on with.
     let changed = RECIPE.replace("lr = 0.05", "lr = 0.02");
     std::fs::write(home.join("recipe.toml"), changed).unwrap();
     let other = evidence(home, &[]).output().unwrap();
     support::assert_refused(&other, 1, &["was begun with another recipe", "choose another --runs"]);
+}
+
+/// Every section of the page, held to results.csv and to the metrics of each run.
+fn the_page_shows_what_is_kept(report: &str, all: &[csv::StringRecord], home: &Path) {
+    let section = |title: &str| {
+        let rest = report.split_once(&format!("\n## {title}\n")).unwrap_or_else(|| panic!("no `{title}` in {report}")).1;
+        rest.split("\n## ").next().unwrap().to_string()
+    };
+    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
+    let accuracy = |unit: &str| {
+        let own = all.iter().filter(|r| &r[0] == unit && &r[5] == "accuracy" && !r[4].is_empty());
+        mean(&own.map(|r| r[10].parse().unwrap()).collect::<Vec<f64>>())
+    };
+
+    // The lead of the main table is the mean over seeds of the difference of each.
+    let lead = [1, 2].map(|seed| accuracy(&format!("dml-seed{seed}")) - accuracy(&format!("baseline-seed{seed}")));
+    assert!(section("Methods").contains(&format!("{:+.2} [", mean(&lead))), "{lead:?}: {report}");
+
+    // The trainer's test accuracy of the last epoch is what `mcl-eval accuracy` measures of the networks it saved.
+    let pair = ["dml-seed1", "dml-seed2"].map(accuracy);
+    let deviation = (pair[0] - pair[1]).abs() / 2f64.sqrt();
+    let wanted = format!("| dml | {:.2} ± {deviation:.2} (n = 2) |", mean(&pair));
+    assert!(section("Accuracy by every convention").contains(&wanted), "{wanted}: {report}");
+
+    // Parts of the training images are one table, not a section each; the whole set is that of the same seed.
+    let fewer = section("Fewer training images");
+    for (part, first, second) in [(50, "baseline_half-seed1", "dml_half-seed1"), (100, "baseline-seed1", "dml-seed1")] {
+        let (a, b) = (accuracy(first), accuracy(second));
+        let row = fewer.lines().find(|l| l.starts_with(&format!("| synthetic: own classifier | {part} |"))).expect("a row a part");
+        assert!(row.contains(&format!("| {:+.2} [", b - a)) && row.ends_with(&format!("| {a:.2} | {b:.2} |")), "{row}");
+    }
+    assert!(!report.contains("## Half"), "{report}");
+
+    // A group that is compared with a setting of another one shows it, in its table and in a figure.
+    let layers = section("Layers");
+    assert!(layers.contains("| top-1 (%) | dml | layers | test images |"), "{layers}");
+    let bars = std::fs::read_to_string(home.join("kept/figures/gains-2-dml.csv")).unwrap();
+    let lead = mean(&[1, 2].map(|seed| accuracy(&format!("layers-seed{seed}")) - accuracy(&format!("dml-seed{seed}"))));
+    let bar = bars.lines().find(|l| l.starts_with("synthetic: own classifier")).unwrap_or_else(|| panic!("{bars}"));
+    let drawn = bar.split(',').filter_map(|cell| cell.parse::<f64>().ok()).any(|v| (v - lead).abs() < 1e-6);
+    assert!(drawn, "{lead}: {bars}");
+
+    // Likeness of a stage is the mean over seeds of the mean over the networks of what each logged in its last epoch.
+    let logged = |seed: usize, names: &[String]| {
+        let mut reader = csv::Reader::from_path(home.join(format!("kept/units/layers-seed{seed}/metrics.csv"))).unwrap();
+        let columns = reader.headers().unwrap().clone();
+        let last = reader.records().last().unwrap().unwrap();
+        mean(&names.iter().map(|n| last[columns.iter().position(|c| c == n).unwrap()].parse().unwrap()).collect::<Vec<f64>>())
+    };
+    let mut row = "| layers |".to_string();
+    for of in [|m: usize, l: usize| format!("likeness.{m}.{l}"), |m, l| format!("mutual_information.{m}.{}.{l}.{l}", 1 - m)] {
+        for l in 0..3 {
+            let [a, b] = [1, 2].map(|seed| logged(seed, &[of(0, l), of(1, l)]));
+            row += &format!(" {:.2} ± {:.2} (n = 2) |", (a + b) / 2.0, (a - b).abs() / 2f64.sqrt());
+        }
+    }
+    assert!(section("Embeddings by stage").contains(&row), "{row}: {report}");
 }
 
 #[test]
@@ -213,7 +286,7 @@ fn rows_are_found_by_the_id_of_their_measurement() {
     let probe = |epochs: usize| format!("linear-probe --peer 0 --dataset synthetic --protocol paper --set epochs={epochs}");
     let measured = |out: &str, lines: &[String]| {
         let (before, rest) = PLAN.split_once("evaluate = [").unwrap();
-        let group = rest.split_once("[[group]]").unwrap().1.split_once("[[group]]").unwrap().0.replace("[1, 2]", "[1]");
+        let group = rest.split("[[group]]").nth(1).unwrap().replace("[1, 2]", "[1]");
         let group = group.replace(", { name = \"dml\", set = [\"method.name=dml\"] }", "");
         let lines: Vec<String> = lines.iter().map(|line| format!("\"{line}\"")).collect();
         std::fs::write(home.join("plan.toml"), format!("schema = 1\n{before}evaluate = [{}]\n[[group]]{group}", lines.join(", "))).unwrap();
@@ -259,12 +332,7 @@ fn the_readme_shows_the_numbers_of_the_report() {
     let verdicts = results.verdicts().unwrap().markdown();
     assert_eq!(verdicts.lines().count(), 2 + 13, "a line a hypothesis:\n{verdicts}");
     let (guide, report) = ("src/experiment/README.md", "reports/evidence/report.md");
-    let mut shown = vec![(guide, &verdicts), (guide, &main), (report, &verdicts)];
-    // The report compares once there is something to compare.
-    if rows.ids().next().is_some() {
-        shown.push((report, &main));
-    }
-    for (file, table) in shown {
+    for (file, table) in [("README.md", &verdicts), (guide, &verdicts), (guide, &main), (report, &verdicts), (report, &main)] {
         let text = std::fs::read_to_string(file).unwrap();
         assert!(text.contains(table), "{file} should hold this table:\n{table}");
     }
@@ -272,6 +340,72 @@ fn the_readme_shows_the_numbers_of_the_report() {
     let report = std::fs::read_to_string("reports/evidence/report.md").unwrap();
     for item in items.iter().filter(|item| !rows.has(item)) {
         assert!(report.contains(&item.name), "{} is missing, and the report does not say so", item.name);
+    }
+}
+
+/// The page and its figures are what the kept rows give, byte by byte, on a clone that has nothing else.
+#[test]
+fn a_clone_makes_the_committed_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let kept = folder.path().join("kept");
+    copy(Path::new("reports/evidence"), &kept);
+    for made in ["report.md", "report.html"] {
+        std::fs::remove_file(kept.join(made)).unwrap();
+    }
+    std::fs::remove_dir_all(kept.join("figures")).unwrap();
+    let mut command = Command::new(EVAL);
+    command.args(["evidence", "protocols/plans/evidence.toml", "--report-only", "--device", "cpu", "--out"]).arg(&kept);
+    let output = command.arg("--runs").arg(folder.path().join("runs")).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let files =
+        |at: &Path| content(at).into_iter().map(|(path, bytes)| (path.strip_prefix(at).unwrap().to_path_buf(), bytes)).collect::<Vec<_>>();
+    let (committed, made) = (files(Path::new("reports/evidence")), files(&kept));
+    assert_eq!(committed.iter().map(|f| &f.0).collect::<Vec<_>>(), made.iter().map(|f| &f.0).collect::<Vec<_>>());
+    for ((name, committed), (_, made)) in committed.iter().zip(&made) {
+        assert!(
+            committed == made,
+            "{} is not what results.csv and units/ give: `make evidence ARGS=--report-only` makes it",
+            name.display()
+        );
+    }
+}
+
+/// Two networks can be had without training: they are those that the rows of seed 1 were measured of, and their card shows these rows.
+#[test]
+fn the_shipped_networks_are_those_of_the_rows() {
+    let card = std::fs::read_to_string("reports/evidence/networks/README.md").unwrap();
+    let (plan, items, rows) = committed();
+    let questions = Results::new(&plan, &items, &rows).main_table().unwrap().rows;
+    let read = |path: &Path| {
+        let mut reader = csv::Reader::from_path(path).unwrap();
+        let names = reader.headers().unwrap().clone();
+        let cells = |row: csv::StringRecord| names.iter().map(String::from).zip(row.iter().map(String::from)).collect();
+        reader.records().map(|row| cells(row.unwrap())).collect::<Vec<std::collections::BTreeMap<String, String>>>()
+    };
+    let all = read(Path::new("reports/evidence/results.csv"));
+    let of = |setting: &str| {
+        let first = |row: &&_| row["unit"] == format!("{setting}-seed1") && row["peer"] == "0" && row["metric"] == "top1";
+        all.iter().filter(first).collect::<Vec<_>>()
+    };
+    let (alone, taught) = (of("baseline"), of("l_mcl"));
+    assert_eq!((alone.len(), taught.len()), (questions.len(), questions.len()));
+    for ((question, a), b) in questions.iter().zip(&alone).zip(&taught) {
+        let [a, b] = [a, b].map(|row| row["value"].parse::<f64>().unwrap());
+        let line = format!("| {} | {a:.2} | {b:.2} |", question[0].shown());
+        assert!(card.contains(&line), "the card should hold: {line}");
+    }
+    for (setting, own) in [("baseline", alone), ("l_mcl", taught)] {
+        let file = format!("reports/evidence/networks/{setting}.safetensors");
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = Command::new(EVAL);
+        command
+            .args(["centroid", "--dataset", "synthetic", "--weights", &file, "--no-cache", "--device", "cpu", "--out"])
+            .arg(folder.path());
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        let measured = read(&folder.path().join("results.csv"));
+        // results.csv of an experiment has the first digits of the hash.
+        assert!(measured[0]["weights_hash"].starts_with(&own[0]["weights_hash"]), "{file} holds other weights than the rows are of");
     }
 }
 
@@ -322,9 +456,9 @@ fn the_first_evidence_shows_its_rows() {
 fn kept_rows_carry_the_ids_of_the_plan() {
     let (_, items, rows) = committed();
     let file = Path::new("reports/evidence/results.csv");
-    // The first finished run brings the file.
-    assert!(!file.exists() || rows.csv().unwrap() == std::fs::read_to_string(file).unwrap());
+    assert_eq!(rows.csv().unwrap(), std::fs::read_to_string(file).unwrap());
     let kept: std::collections::BTreeSet<&str> = rows.ids().collect();
+    assert!(!kept.is_empty());
     let asked: std::collections::BTreeSet<&str> = items.iter().filter(|item| rows.has(item)).flat_map(Item::measurement_ids).collect();
     assert_eq!(kept, asked);
 }

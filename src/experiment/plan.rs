@@ -72,11 +72,15 @@ pub(crate) struct Group {
 }
 
 impl Group {
+    /// Settings of other groups that it is compared with.
+    pub(crate) fn outside(&self) -> impl Iterator<Item = &str> {
+        let own = |name: &str| self.settings.iter().any(|s| s.name == name);
+        self.against.iter().map(String::as_str).filter(move |name| !own(name))
+    }
+
     /// What its tables and curves show: the settings of other groups that it is compared with, then its own.
     pub(crate) fn shown(&self) -> impl Iterator<Item = &str> {
-        let own = |name: &str| self.settings.iter().any(|s| s.name == name);
-        let others = self.against.iter().map(String::as_str).filter(move |name| !own(name));
-        others.chain(self.settings.iter().map(|s| s.name.as_str()))
+        self.outside().chain(self.settings.iter().map(|s| s.name.as_str()))
     }
 }
 

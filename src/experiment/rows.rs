@@ -178,6 +178,9 @@ pub(crate) struct ItemFacts {
     pub(crate) train_images: u64,
     pub(crate) train_split_hash: String,
     pub(crate) steps: usize,
+    /// Epochs of a first phase, which trained something else than what ships.
+    #[serde(default)]
+    pub(crate) extra_epochs: u64,
     seconds_per_step: f64,
     pub(crate) peak_mb: f64,
     /// Of training and of the measurements, by the clock and of the processor.
@@ -209,6 +212,7 @@ impl ItemFacts {
             (facts.setting, facts.seed, facts.train_seconds) = (run.setting.clone(), Some(run.seed), summary.seconds.round());
             (facts.steps, facts.seconds_per_step, facts.peak_mb) = (summary.steps, summary.seconds_per_step, summary.peak_mb);
             facts.train_images = there["train_images"].as_u64().unwrap_or(0);
+            facts.extra_epochs = there["extra_epochs"].as_u64().unwrap_or(0);
             facts.train_split_hash = there["train_split_hash"].as_str().unwrap_or_default().to_string();
             facts.machine = machine(&there);
         }

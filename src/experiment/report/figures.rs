@@ -79,9 +79,19 @@ impl Results<'_> {
             y: "log K - L_ICL",
             more: " Lower bound on the mutual information (Eq. 6), mean over the epoch. Just below 0, the embeddings of all images are one point.",
         };
-        let drawn =
-            [self.draw(group, &format!("training{place}"), &accuracy)?, self.draw(group, &format!("information{place}"), &information)?];
-        Ok(drawn.into_iter().flatten().collect())
+        let likeness = Curves {
+            columns: |run| {
+                run.columns().into_iter().filter(|c| c.starts_with("likeness.") && c.matches('.').count() == 1).map(String::from).collect()
+            },
+            title: "How alike embeddings of different images are",
+            y: "mean cosine",
+            more: " Of the last stages, mean over the epoch. At 1, the embeddings of all images are one point.",
+        };
+        let mut drawn = vec![];
+        for (name, curves) in [("training", accuracy), ("information", information), ("likeness", likeness)] {
+            drawn.extend(self.draw(group, &format!("{name}{place}"), &curves)?);
+        }
+        Ok(drawn)
     }
 
     fn draw(&self, group: &Group, name: &str, curves: &Curves) -> Result<Option<Figure>> {

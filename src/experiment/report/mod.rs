@@ -1,13 +1,15 @@
 //! The report of an experiment, made of what is kept and of nothing else: the same rows give the same bytes.
 
+mod fewer;
 mod figures;
 mod found;
 mod hypotheses;
 mod tables;
+mod training;
 
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 pub use hypotheses::{Judged, Verdict};
 
@@ -64,10 +66,13 @@ pub(crate) fn write(plan: &Plan, items: &[Item], kept: &Rows, out: &Path) -> Res
         report.push(results.compared(&plan.groups[0], "")?);
         report.push(notes(out)?);
         report.push(results.beside_the_paper()?);
-        for (number, group) in plan.groups.iter().enumerate().skip(1) {
+        report.push(results.conventions()?);
+        for (number, group) in plan.groups.iter().enumerate().skip(1).filter(|(_, group)| !results.is_fewer(group)) {
             let place = format!("-{number}");
             report.push(if group.seeds.len() > 1 { results.compared(group, &place)? } else { results.ablations(group, &place)? });
         }
+        report.push(results.fewer_images()?);
+        report.push(results.stages()?);
         report.push(results.matching()?);
         report.push(results.cohorts()?);
         report.push(results.pictures()?);
@@ -145,7 +150,13 @@ impl<'a> Results<'a> {
 
     /// How much setting `b` leads setting `a` on a question; none where no seed has both.
     pub fn pair(&self, question: &Question, a: &str, b: &str) -> Result<Option<Pair>> {
-        let (of_a, of_b) = (self.values(a, question), self.values(b, question));
+        self.pair_on(question, a, b, &|_| true)
+    }
+
+    /// The same on some seeds.
+    fn pair_on(&self, question: &Question, a: &str, b: &str, wanted: &dyn Fn(u64) -> bool) -> Result<Option<Pair>> {
+        let (of_a, mut of_b) = (self.values(a, question), self.values(b, question));
+        of_b.retain(|(seed, _)| wanted(*seed));
         let both: Vec<(u64, f64)> =
             of_b.iter().filter_map(|(s, vb)| of_a.iter().find(|(t, _)| t == s).map(|(_, va)| (*s, vb - va))).collect();
         if both.is_empty() {
@@ -218,7 +229,8 @@ impl<'a> Results<'a> {
             let number = |(name, cell): (&str, &str)| (name.to_string(), cell.parse::<f64>().map_or(Value::Null, Value::from));
             metrics.push(names.iter().zip(row.iter()).map(number).collect::<Epoch>());
         }
-        Ok(Run { name: item.name.clone(), recipe: folder.read_recipe()?, environment: Value::Null, metrics, folder })
+        let extra = self.kept.facts(&item.name)?.extra_epochs;
+        Ok(Run { name: item.name.clone(), recipe: folder.read_recipe()?, environment: json!({ "extra_epochs": extra }), metrics, folder })
     }
 }
 

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::eval::stats;
 use crate::experiment::plan::Group;
 use crate::experiment::rows::{ItemFacts, Question, Row};
-use crate::report::{Cell, Section, Table, paper};
+use crate::report::{Cell, Figure, Section, Table, paper};
 
 impl Results<'_> {
     /// The table of the first group.
@@ -14,18 +14,21 @@ impl Results<'_> {
         self.across(&self.plan.groups[0])
     }
 
-    /// Questions down, the settings of a group across, and the last one's gain over the first.
+    /// Questions down, the settings of a group across. Of a group that is compared within itself, the last one's gain over the first, too.
     fn across(&self, group: &Group) -> Result<Table> {
-        let names: Vec<&str> = group.settings.iter().map(|s| s.name.as_str()).collect();
+        let names: Vec<&str> = group.shown().collect();
         let (first, last) = (names[0], *names.last().expect("a group has settings"));
-        let gain = format!("{last} - {first}");
         // The difference stands where a phone shows it too.
-        let mut table = Table::new("", &[&["top-1 (%)", &gain], &names[..], &["test images"]].concat());
+        let gain = (first != last && group.outside().next().is_none()).then(|| format!("{last} - {first}"));
+        let columns: Vec<&str> =
+            ["top-1 (%)"].into_iter().chain(gain.as_deref()).chain(names.iter().copied()).chain(["test images"]).collect();
+        let mut table = Table::new("", &columns);
         for question in self.questions() {
             let images = self.rows.iter().find(|r| r.question() == question && r.record.peer.is_some()).map_or(0, |r| r.record.n_test);
-            let pair = if first == last { None } else { self.pair(&question, first, last)? };
-            let gain = pair.map_or(Cell::Empty, |p| Cell::difference(p.difference, p.over_seeds));
-            let mut row = vec![Cell::text(question.shown()), gain];
+            let mut row = vec![Cell::text(question.shown())];
+            if gain.is_some() {
+                row.push(self.pair(&question, first, last)?.map_or(Cell::Empty, |p| Cell::difference(p.difference, p.over_seeds)));
+            }
             row.extend(names.iter().map(|name| self.cell(name, &question)));
             row.push(Cell::Count(images as i64));
             table.push(row);
@@ -42,10 +45,18 @@ impl Results<'_> {
             return Ok(section);
         }
         section.table(self.across(group)?);
-        section.text("Mean ± standard deviation over seeds; the value of a seed is the mean over the cohort's networks. The first number is the difference in points on the seeds that both have, with its 95 % interval (Student's t over seeds).");
+        section.text("Mean ± standard deviation over seeds; the value of a seed is the mean over the cohort's networks.");
         let all: Vec<&Question> = questions.iter().collect();
-        let gains = self.gains(&pairs, group, &group.settings[0].name, &all, format!("gains{place}"));
-        section.figures([vec![gains], self.curves(group, place)?].concat());
+        let mut figures: Vec<Figure> = group
+            .outside()
+            .filter(|to| pairs.iter().any(|p| p.a == **to))
+            .map(|to| self.gains(&pairs, group, to, &all, format!("gains{place}-{to}")))
+            .collect();
+        if figures.is_empty() {
+            section.text("The first number is the difference in points on the seeds that both have, with its 95 % interval (Student's t over seeds).");
+            figures.push(self.gains(&pairs, group, &group.settings[0].name, &all, format!("gains{place}")));
+        }
+        section.figures([figures, self.curves(group, place)?].concat());
         section.table(pair_table("Paired differences", &pairs));
         section.text("Two intervals for two questions. Over seeds: another draw of training images, weights and order; with three seeds Student's t has two degrees of freedom and the interval is wide. Over images: other test images with these very networks (bootstrap of the per-image difference, averaged over seeds and networks). An effect is shown for this setting when both leave out zero; the many comparisons of this table are not corrected for.");
         self.unfinished(group, &mut section);
