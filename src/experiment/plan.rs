@@ -61,6 +61,9 @@ pub(crate) enum Layout {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Group {
     pub(crate) title: String,
+    /// What the names of its settings mean, for those who read the tables.
+    #[serde(default)]
+    pub(crate) about: String,
     /// The recipe of its runs, where it is another than the plan's.
     #[serde(skip)]
     pub(crate) recipe: Option<PathBuf>,

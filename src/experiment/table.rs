@@ -266,8 +266,8 @@ impl TablePlan {
             title: cell.setting.clone(),
             recipe: Some(cell.recipe_name.into()),
             seeds: self.seeds(scale).to_vec(),
-            against: vec![],
             settings: vec![Setting { name: cell.setting, set: [&cell.sets[..], sets].concat() }],
+            ..Group::default()
         });
         Ok(Plan {
             schema: super::plan::SCHEMA,

@@ -44,6 +44,7 @@ impl Results<'_> {
         if pairs.is_empty() {
             return Ok(section);
         }
+        about(group, &mut section);
         section.table(self.across(group)?);
         section.text("Mean ± standard deviation over seeds; the value of a seed is the mean over the cohort's networks.");
         let all: Vec<&Question> = questions.iter().collect();
@@ -85,6 +86,7 @@ impl Results<'_> {
         if pairs.is_empty() {
             return Ok(section);
         }
+        about(group, &mut section);
         section.table(table);
         // Of what the paper asks too: nine rows of ten settings would be read by nobody.
         let printed: Vec<&Question> = questions.iter().filter(|m| paper_table(m).is_some()).collect();
@@ -291,6 +293,13 @@ impl Results<'_> {
         section.text("Of every run, units/NAME holds the resolved recipe, the metrics of each epoch, the answers to every test image (predictions.safetensors) and unit.json; the rows are in one CSV file. `make evidence` makes this report from them.");
         section.code(self.plan.evaluate.iter().map(|l| format!("mcl-eval {l}")).collect::<Vec<_>>().join("\n"));
         Ok(section)
+    }
+}
+
+/// What the settings of a group are, where the plan says it.
+fn about(group: &Group, section: &mut Section) {
+    if !group.about.is_empty() {
+        section.text(group.about.trim().replace('\n', " "));
     }
 }
 
