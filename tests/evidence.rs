@@ -237,6 +237,15 @@ fn the_page_shows_what_is_kept(report: &str, all: &[csv::StringRecord], home: &P
     let drawn = bar.split(',').filter_map(|cell| cell.parse::<f64>().ok()).any(|v| (v - lead).abs() < 1e-6);
     assert!(drawn, "{lead}: {bars}");
 
+    // A doubtful number says so. Of two values of C one is always at an edge of the sweep.
+    let doubtful: Vec<&csv::StringRecord> = all.iter().filter(|r| r.iter().any(|cell| cell.contains("at the edge of the sweep"))).collect();
+    assert!(!doubtful.is_empty());
+    let told = section("Where the numbers come from");
+    for row in doubtful {
+        let network = format!("{}/peer-{}", &row[0], &row[4]);
+        assert!(told.lines().any(|l| l.contains("at the edge of the sweep") && l.contains(&network)), "{network}: {told}");
+    }
+
     // Likeness of a stage is the mean over seeds of the mean over the networks of what each logged in its last epoch.
     let logged = |seed: usize, names: &[String]| {
         let mut reader = csv::Reader::from_path(home.join(format!("kept/units/layers-seed{seed}/metrics.csv"))).unwrap();

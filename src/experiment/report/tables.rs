@@ -7,6 +7,7 @@ use crate::eval::stats;
 use crate::experiment::plan::Group;
 use crate::experiment::rows::{ItemFacts, Question, Row};
 use crate::report::{Cell, Figure, Section, Table, paper};
+use crate::run::network_name;
 
 impl Results<'_> {
     /// The table of the first group.
@@ -290,9 +291,35 @@ impl Results<'_> {
             ]);
         }
         section.table(table);
+        section.table(self.warnings());
         section.text("Of every run, units/NAME holds the resolved recipe, the metrics of each epoch, the answers to every test image (predictions.safetensors) and unit.json; the rows are in one CSV file. `make evidence` makes this report from them.");
         section.code(self.plan.evaluate.iter().map(|l| format!("mcl-eval {l}")).collect::<Vec<_>>().join("\n"));
         Ok(section)
+    }
+
+    /// What makes numbers doubtful: every warning of a measurement, and of which networks it is.
+    fn warnings(&self) -> Table {
+        let mut found: Vec<(String, &str, Vec<String>)> = vec![];
+        for row in &self.rows {
+            let question = row.question().shown();
+            let network = row.record.peer.map_or(row.item.clone(), |peer| format!("{}/{}", row.item, network_name(peer)));
+            for warning in &row.record.warnings {
+                match found.iter_mut().find(|(q, w, _)| *q == question && w == warning) {
+                    Some((_, _, networks)) => networks.push(network.clone()),
+                    None => found.push((question.clone(), warning, vec![network.clone()])),
+                }
+            }
+        }
+        let mut table = Table::new("Warnings of measurements", &["measured", "times", "warning", "of"]);
+        for (question, warning, networks) in found {
+            table.push(vec![
+                Cell::text(question),
+                Cell::Count(networks.len() as i64),
+                Cell::text(warning),
+                Cell::text(networks.join(", ")),
+            ]);
+        }
+        table
     }
 }
 
