@@ -385,15 +385,11 @@ fn the_shipped_networks_are_those_of_the_rows() {
     let card = std::fs::read_to_string("reports/evidence/networks/README.md").unwrap();
     let (plan, items, rows) = committed();
     let questions = Results::new(&plan, &items, &rows).main_table().unwrap().rows;
-    let read = |path: &Path| {
-        let mut reader = csv::Reader::from_path(path).unwrap();
-        let names = reader.headers().unwrap().clone();
-        let cells = |row: csv::StringRecord| names.iter().map(String::from).zip(row.iter().map(String::from)).collect();
-        reader.records().map(|row| cells(row.unwrap())).collect::<Vec<std::collections::BTreeMap<String, String>>>()
-    };
+    type Row = std::collections::BTreeMap<String, String>;
+    let read = |path: &Path| -> Vec<Row> { csv::Reader::from_path(path).unwrap().deserialize().map(|row| row.unwrap()).collect() };
     let all = read(Path::new("reports/evidence/results.csv"));
     let of = |setting: &str| {
-        let first = |row: &&_| row["unit"] == format!("{setting}-seed1") && row["peer"] == "0" && row["metric"] == "top1";
+        let first = |row: &&Row| row["unit"] == format!("{setting}-seed1") && row["peer"] == "0" && row["metric"] == "top1";
         all.iter().filter(first).collect::<Vec<_>>()
     };
     let (alone, taught) = (of("baseline"), of("l_mcl"));
