@@ -221,9 +221,10 @@ fn transfer_ends_in_one_table_even_when_killed() {
     let output = done(eval(root.path(), &all));
     let table = fs::read_to_string(at("out/transfer.csv")).unwrap();
     assert_eq!(table.lines().count(), 1 + 2 * 3, "{table}");
-    for word in ["two/peer-0", "student", "maps", "1 nearest neighbours", "1 labelled image a class", "wrn_16_1"] {
+    for word in ["two/peer-0", "student", "maps", "1 nearest neighbour", "1 labelled image a class", "wrn_16_1"] {
         assert!(table.contains(word) && String::from_utf8_lossy(&output.stdout).contains(word), "{word}: {table}");
     }
+    assert!(!table.contains("1 nearest neighbours"), "{table}");
     assert!(at("out/transfer.svg").exists() && at("out/transfer.md").exists());
     let again = rows_of("two");
     assert!(again.iter().any(|r| r.time == first.time && r.id == first.id), "what was measured is kept");

@@ -132,7 +132,7 @@ impl Question {
         let what = match (self.command.as_str(), self.variant.split_once('=')) {
             ("accuracy", _) => "own classifier".to_string(),
             ("linear-probe", _) => format!("linear probe ({protocol})"),
-            ("knn", Some((_, k))) => format!("{k} nearest neighbours"),
+            ("knn", Some((_, k))) => format!("{k} nearest neighbour{}", if k == "1" { "" } else { "s" }),
             ("few-shot", Some((_, shots))) => format!("{shots} labelled image{} a class", if shots == "1" { "" } else { "s" }),
             ("fine-tune", Some((_, images))) => format!("fine-tuned on {images} images"),
             (other, _) => format!("{other} {}", self.variant),
