@@ -179,6 +179,25 @@ fn what_is_finished_is_kept_and_what_is_stopped_goes_on() {
     assert_eq!(report(home), report(clone.path()));
     the_page_shows_what_is_kept(&report(home), &all, home);
 
+    // A seed made on several kinds of processor: said before the rest of it is made, and on the page.
+    let facts = clone.path().join("kept/units/dml-seed1/unit.json");
+    let mut told: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&facts).unwrap()).unwrap();
+    let here = told["machine"]["cpu"].as_str().unwrap().to_string();
+    told["machine"]["cpu"] = "Another Kind".into();
+    std::fs::write(&facts, told.to_string()).unwrap();
+    let kept = clone.path().join("kept/results.csv");
+    let fewer: String = std::fs::read_to_string(&kept).unwrap().split_inclusive('\n').filter(|l| !l.starts_with("warm-seed1,")).collect();
+    std::fs::write(&kept, fewer).unwrap();
+    let mixed = evidence(clone.path(), &[]).output().unwrap();
+    assert!(mixed.status.success() && begun(&mixed) == 1, "{}", text(&mixed));
+    let warned = format!("warning: seed 1: dml on Another Kind; what is missing of it is made on {here}, where roundings may differ");
+    assert!(text(&mixed).lines().any(|l| l == warned), "{warned}: {}", text(&mixed));
+    let line = format!(
+        "seed 1 were made on 2 kinds of processor: baseline, warm, layers, baseline_half, dml_half on {here}; dml on Another Kind."
+    );
+    assert!(report(clone.path()).contains(&line), "{line}: {}", report(clone.path()));
+    assert!(!report(home).contains("kinds of processor"));
+
     // The main table goes where it is asked for.
     let shown = home.join("shown.md");
     std::fs::write(&shown, "a\n<!-- evidence -->\nold\n<!-- /evidence -->\nb\n").unwrap();

@@ -1,6 +1,7 @@
 //! `mcl-eval evidence PLAN`: an experiment that can be spread over sittings and machines. A run with all its measurements that is finished
 //! is kept in a folder for git and never made again; what was stopped goes on. Ends in a report.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -125,10 +126,23 @@ fn make(args: &Args, items: &[Item], common: &Common) -> Result<()> {
         return Ok(());
     }
     let here = machine::environment(common.device, common.threads, common.commit);
+    warn_of_other_processors(items, &pending, &rows, here["cpu"].as_str().unwrap_or_default(), common)?;
     let rows = Mutex::new(rows);
     let finish = |item: &Item, progress: &Progress| {
         let facts = ItemFacts::new(item, progress, args.jobs, &here)?;
         rows.lock().expect("no worker panicked").add(item, facts, items)
     };
     make_below(&args.runs, "--runs", items, pending, args.jobs, &finish, common)
+}
+
+/// Settings of one seed are compared with each other. Where some were made on another kind of processor, roundings may differ.
+fn warn_of_other_processors(items: &[Item], pending: &[usize], rows: &Rows, here: &str, common: &Common) -> Result<()> {
+    let seeds: BTreeSet<u64> = pending.iter().filter_map(|&i| items[i].run()).map(|run| run.seed).collect();
+    for seed in seeds {
+        for (kind, settings) in rows.processors(items, seed)?.into_iter().filter(|(kind, _)| kind != here) {
+            let made = settings.join(", ");
+            common.warn(format!("seed {seed}: {made} on {kind}; what is missing of it is made on {here}, where roundings may differ"));
+        }
+    }
+    Ok(())
 }

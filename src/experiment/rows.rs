@@ -272,6 +272,21 @@ impl Rows {
         files::read_json(&self.facts_file(name))
     }
 
+    /// The kinds of processor that the finished runs of a seed were made on, with the settings made on each.
+    pub(crate) fn processors(&self, items: &[Item], seed: u64) -> Result<Vec<(String, Vec<String>)>> {
+        let mut kinds: Vec<(String, Vec<String>)> = vec![];
+        for item in items.iter().filter(|i| self.has(i)) {
+            let Some(run) = item.run().filter(|run| run.seed == seed) else { continue };
+            let facts = self.facts(&item.name)?;
+            let kind = facts.machine.get("cpu").and_then(Value::as_str).unwrap_or("unknown");
+            match kinds.iter_mut().find(|(known, _)| known == kind) {
+                Some((_, settings)) => settings.push(run.setting.clone()),
+                None => kinds.push((kind.to_string(), vec![run.setting.clone()])),
+            }
+        }
+        Ok(kinds)
+    }
+
     /// Takes over what the measurements of an item left in its folder. The rows come last, with one rename: until they are there, the item
     /// is not finished. Rows stand in the order of `items`.
     pub(crate) fn add(&mut self, item: &Item, mut facts: ItemFacts, items: &[Item]) -> Result<()> {

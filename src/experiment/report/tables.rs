@@ -1,10 +1,12 @@
 //! The tables of the report, with the sentences around them.
 
+use std::collections::BTreeSet;
+
 use super::figures::cohort_figure;
 use super::{Pair, Results, paper_table};
 use crate::error::Result;
 use crate::eval::stats;
-use crate::experiment::plan::Group;
+use crate::experiment::plan::{Group, Item};
 use crate::experiment::rows::{ItemFacts, Question, Row};
 use crate::report::{Cell, Figure, Section, Table, paper};
 use crate::run::network_name;
@@ -291,10 +293,27 @@ impl Results<'_> {
             ]);
         }
         section.table(table);
+        for line in self.mixed_processors()? {
+            section.text(line);
+        }
         section.table(self.warnings());
         section.text("Of every run, units/NAME holds the resolved recipe, the metrics of each epoch, the answers to every test image (predictions.safetensors) and unit.json; the rows are in one CSV file. `make evidence` makes this report from them.");
         section.code(self.plan.evaluate.iter().map(|l| format!("mcl-eval {l}")).collect::<Vec<_>>().join("\n"));
         Ok(section)
+    }
+
+    /// A difference between settings of one seed should not be one between processors, so a mixture is told.
+    fn mixed_processors(&self) -> Result<Vec<String>> {
+        let seeds: BTreeSet<u64> = self.items.iter().filter_map(Item::run).map(|run| run.seed).collect();
+        let mut lines = vec![];
+        for seed in seeds {
+            let kinds = self.kept.processors(self.items, seed)?;
+            if kinds.len() > 1 {
+                let parts: Vec<String> = kinds.iter().map(|(kind, settings)| format!("{} on {kind}", settings.join(", "))).collect();
+                lines.push(format!("The runs of seed {seed} were made on {} kinds of processor: {}.", kinds.len(), parts.join("; ")));
+            }
+        }
+        Ok(lines)
     }
 
     /// What makes numbers doubtful: every warning of a measurement, and of which networks it is.
