@@ -238,6 +238,14 @@ fn the_page_shows_what_is_kept(report: &str, all: &[csv::StringRecord], home: &P
     let wanted = format!("| dml | {:.2} ± {deviation:.2} (n = 2) |", mean(&pair));
     assert!(section("Accuracy by every convention").contains(&wanted), "{wanted}: {report}");
 
+    // The first box tells the leader of the first group, and who is above it elsewhere: a part or a rival with the same seeds.
+    let of_two = |setting: &str| mean(&[1, 2].map(|seed| accuracy(&format!("{setting}-seed{seed}"))));
+    let (best, layers) = (of_two("baseline").max(of_two("dml")), of_two("layers"));
+    assert!(report.contains(&format!("has the highest mean on synthetic, own classifier: {best:.2} %")), "{best}: {report}");
+    let still = report.lines().find(|l| l.contains("Higher still is "));
+    let wanted = format!("Higher still is layers: {layers:.2} %, {:+.2} points to ", layers - best);
+    assert!(still.map_or(layers <= best, |l| layers > best && l.contains(&wanted)), "{layers} and {best}: {report}");
+
     // Parts of the training images are one table, not a section each; the whole set is that of the same seed.
     let fewer = section("Fewer training images");
     for (part, first, second) in [(50, "baseline_half-seed1", "dml_half-seed1"), (100, "baseline-seed1", "dml-seed1")] {

@@ -2,45 +2,44 @@
 
 use super::{Judged, Pair, Results, Verdict};
 use crate::error::{Result, counted};
+use crate::experiment::rows::Question;
 use crate::report::table::signed;
 
 impl Results<'_> {
     /// Who leads so far, and what became of the hypotheses; of a plan without any, how many differences are shown.
     pub(super) fn found(&self) -> Result<Vec<String>> {
         let mut lines = self.led()?;
+        let told = expected(&self.judged()?);
+        // Where differences were expected beforehand, their verdicts take the place of a count of all differences.
+        if told.is_some() {
+            lines.pop();
+        }
         if lines.is_empty() {
             lines.push("Who leads is not known yet: no two settings are finished.".to_string());
         }
-        if let Some(line) = expected(&self.judged()?) {
-            lines.truncate(2);
-            lines.push(line);
-        }
+        lines.extend(told);
         Ok(lines)
     }
 
-    /// Of the first group: the leader on its first question, its last setting against its first, and how many differences are shown.
+    /// Of the first group: the leader on its first question, its last setting against its first, and, last, how many differences are shown.
     fn led(&self) -> Result<Vec<String>> {
         let group = &self.plan.groups[0];
         let questions = self.questions();
         let names: Vec<&str> = group.settings.iter().map(|s| s.name.as_str()).collect();
         let Some(question) = questions.first() else { return Ok(vec![]) };
-        let mut ranked: Vec<(&str, f64)> = vec![];
-        for &name in &names {
-            let values = self.values(name, question);
-            if !values.is_empty() {
-                ranked.push((name, values.iter().map(|v| v.1).sum::<f64>() / values.len() as f64));
-            }
-        }
+        let mut ranked: Vec<(&str, f64)> = names.iter().filter_map(|&name| Some((name, self.mean(name, question)?))).collect();
         ranked.sort_by(|a, b| b.1.total_cmp(&a.1));
         let [(leader, best), (second, next), ..] = ranked[..] else { return Ok(vec![]) };
         let what = question.shown().replacen(": ", ", ", 1);
-        let mut lines = vec![format!("{leader} has the highest mean on {what}: {best:.2} %. {second} follows with {next:.2} %.")];
+        let among = if self.plan.groups.len() > 1 { format!("Under \"{}\", ", group.title) } else { String::new() };
+        let mut lines = vec![format!("{among}{leader} has the highest mean on {what}: {best:.2} %. {second} follows with {next:.2} %.")];
         if let Some(pair) = self.pair(question, second, leader)? {
             // Means of other seeds differ by something else than the paired difference.
             let alike = [leader, second].iter().all(|name| self.values(name, question).len() == pair.seeds.len());
             let on = if alike { String::new() } else { format!(", on what both have ({})", counted(pair.seeds.len(), "seed")) };
             lines[0] += &format!(" The lead is {} points{on}: {}.", signed(pair.difference), sure(&pair));
         }
+        lines.extend(self.above(leader, best, question)?);
         let (first, last) = (names[0], names[names.len() - 1]);
         let mut pairs = vec![];
         for question in &questions {
@@ -72,6 +71,23 @@ impl Results<'_> {
             counted(seeds, "seed")
         ));
         Ok(lines)
+    }
+
+    /// A setting of another group may be better than the leader of the first one: the best of those with the leader's seeds.
+    fn above(&self, leader: &str, best: f64, question: &Question) -> Result<Option<String>> {
+        let seeds = |name: &str| self.values(name, question).len();
+        let others = self.plan.groups[1..].iter().flat_map(|group| &group.settings).map(|s| s.name.as_str());
+        let alike = others.filter(|name| seeds(name) == seeds(leader));
+        let better = alike.filter_map(|name| Some((name, self.mean(name, question)?))).filter(|(_, value)| *value > best);
+        let Some((name, value)) = better.max_by(|a, b| a.1.total_cmp(&b.1)) else { return Ok(None) };
+        let Some(pair) = self.pair(question, leader, name)? else { return Ok(None) };
+        Ok(Some(format!("Higher still is {name}: {value:.2} %, {} points to {leader} ({}).", signed(pair.difference), sure(&pair))))
+    }
+
+    /// Over the seeds of a setting; none where none is finished.
+    fn mean(&self, name: &str, question: &Question) -> Option<f64> {
+        let values = self.values(name, question);
+        (!values.is_empty()).then(|| values.iter().map(|v| v.1).sum::<f64>() / values.len() as f64)
     }
 }
 
