@@ -188,7 +188,11 @@ fn what_is_finished_is_kept_and_what_is_stopped_goes_on() {
     let kept = clone.path().join("kept/results.csv");
     let fewer: String = std::fs::read_to_string(&kept).unwrap().split_inclusive('\n').filter(|l| !l.starts_with("warm-seed1,")).collect();
     std::fs::write(&kept, fewer).unwrap();
-    let mixed = evidence(clone.path(), &[]).output().unwrap();
+    // Only what is asked for is made: here nothing, because the others are finished.
+    let others = evidence(clone.path(), &["--settings", "dml,layers"]).output().unwrap();
+    assert!(others.status.success() && begun(&others) == 0, "{}", text(&others));
+    assert!(text(&others).lines().any(|l| l == "missing: warm-seed1"), "{}", text(&others));
+    let mixed = evidence(clone.path(), &["--settings", "warm", "--seeds", "1"]).output().unwrap();
     assert!(mixed.status.success() && begun(&mixed) == 1, "{}", text(&mixed));
     let warned = format!("warning: seed 1: dml on Another Kind; what is missing of it is made on {here}, where roundings may differ");
     assert!(text(&mixed).lines().any(|l| l == warned), "{warned}: {}", text(&mixed));
@@ -312,6 +316,14 @@ fn refusals_come_before_the_first_run() {
     refused(("iterations=60", "iteration=60"), &["unknown key `iteration`"]);
     refused(("\"accuracy\"", "\"few-shot --fractions 0.5 --recipe recipe.toml\""), &["--fractions trains runs of its own"]);
     refused(("title = \"Small\"", "schema = 2\ntitle = \"Small\""), &["schema = 2; accepted: up to 1"]);
+
+    let slip = |flags: &[&str], part: &str| {
+        let folder = prepared();
+        support::assert_refused(&evidence(folder.path(), flags).output().unwrap(), 2, &[part]);
+        assert!(!folder.path().join("runs").exists());
+    };
+    slip(&["--seeds", "1,3"], "--seeds 3: the runs of plan.toml have 1, 2");
+    slip(&["--settings", "dml,dmx"], "--settings dmx: the runs of plan.toml have baseline, baseline_half, dml, dml_half, layers, warm");
 }
 
 /// A measurement's rows are its own, whatever else was measured of the run: `epochs=3` is not `epochs=30`.

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use clap::Args as ClapArgs;
 
-use super::plan::{Item, Plan, Work};
+use super::plan::{Item, Plan, PlannedRun, Work};
 use super::report;
 use super::rows::{ItemFacts, Rows};
 use super::runner::{Progress, make_below};
@@ -38,6 +38,9 @@ pub struct Args {
     /// Make the runs of these seeds only; the others are reported as missing
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     seeds: Vec<u64>,
+    /// Make the runs of these settings only; the others are reported as missing
+    #[arg(long, value_name = "NAME,..", value_delimiter = ',')]
+    settings: Vec<String>,
     /// Make nothing, write the report from what is kept
     #[arg(long)]
     report_only: bool,
@@ -106,19 +109,41 @@ fn show(file: &Path, tables: &[(&str, String)]) -> Result<()> {
     if new == text { Ok(()) } else { files::write(file, new.as_bytes()) }
 }
 
+impl Args {
+    /// Is this run to be made, as far as the flags choose?
+    fn choose(&self, run: &PlannedRun) -> bool {
+        (self.seeds.is_empty() || self.seeds.contains(&run.seed)) && (self.settings.is_empty() || self.settings.contains(&run.setting))
+    }
+}
+
+/// A seed or a setting that no run of the plan has is a slip.
+fn check_choice(args: &Args, items: &[Item]) -> Result<()> {
+    let runs = || items.iter().filter_map(Item::run);
+    let plan = args.plan.display();
+    if let Some(seed) = args.seeds.iter().find(|seed| runs().all(|run| run.seed != **seed)) {
+        let seeds: BTreeSet<u64> = runs().map(|run| run.seed).collect();
+        let seeds: Vec<String> = seeds.iter().map(u64::to_string).collect();
+        return Err(Error::input(format!("--seeds {seed}: the runs of {plan} have {}", seeds.join(", "))));
+    }
+    if let Some(setting) = args.settings.iter().find(|setting| runs().all(|run| run.setting != **setting)) {
+        let settings: BTreeSet<&str> = runs().map(|run| run.setting.as_str()).collect();
+        return Err(Error::input(format!("--settings {setting}: the runs of {plan} have {}", Vec::from_iter(settings).join(", "))));
+    }
+    Ok(())
+}
+
 /// Makes every item that is not kept yet.
 fn make(args: &Args, items: &[Item], common: &Common) -> Result<()> {
     let rows = Rows::read(&args.out)?;
-    let of_seeds = |item: &Item| args.seeds.is_empty() || item.run().is_some_and(|run| args.seeds.contains(&run.seed));
+    check_choice(args, items)?;
+    let of_all = args.seeds.is_empty() && args.settings.is_empty();
+    let chosen = |item: &Item| of_all || item.run().is_some_and(|run| args.choose(run));
     // What is measured over several runs waits until all of them are asked for or there.
-    let there = |name: &String| items.iter().any(|i| i.name == *name && (rows.has(i) || of_seeds(i)));
+    let there = |name: &String| items.iter().any(|i| i.name == *name && (rows.has(i) || chosen(i)));
     let asked = |item: &Item| match &item.work {
         Work::Joint(members) => members.iter().all(there),
-        Work::Run(_) | Work::Network(_) => of_seeds(item),
+        Work::Run(_) | Work::Network(_) => chosen(item),
     };
-    if let Some(seed) = args.seeds.iter().find(|seed| !items.iter().any(|i| i.run().is_some_and(|run| run.seed == **seed))) {
-        return Err(Error::input(format!("--seeds {seed}: no run of {} has this seed", args.plan.display())));
-    }
     let pending: Vec<usize> = (0..items.len()).filter(|&i| !rows.has(&items[i]) && asked(&items[i])).collect();
     let finished = items.iter().filter(|item| rows.has(item)).count();
     common.say(format!("{}: {} runs and joint measurements, {finished} finished", args.plan.display(), items.len()));
