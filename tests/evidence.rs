@@ -192,6 +192,7 @@ fn what_is_finished_is_kept_and_what_is_stopped_goes_on() {
     let others = evidence(clone.path(), &["--settings", "dml,layers"]).output().unwrap();
     assert!(others.status.success() && begun(&others) == 0, "{}", text(&others));
     assert!(text(&others).lines().any(|l| l == "missing: warm-seed1"), "{}", text(&others));
+    assert!(report(clone.path()).contains("finished; missing: warm-seed1."), "{}", report(clone.path()));
     let mixed = evidence(clone.path(), &["--settings", "warm", "--seeds", "1"]).output().unwrap();
     assert!(mixed.status.success() && begun(&mixed) == 1, "{}", text(&mixed));
     let warned = format!("warning: seed 1: dml on Another Kind; what is missing of it is made on {here}, where roundings may differ");
